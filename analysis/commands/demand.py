@@ -11,14 +11,22 @@ from ringtap.core.command_options import add_json
 from ringtap.core.errors import UsageError
 from ringtap.core.terminal_escaping import text_table
 from ringtap.core.thesis_neural_networks import PROFILES, ModelProfile, profile_named
-from ringtap.core.units import counted, format_duration, format_rate, format_size, parse_duration_s, whole_number
+from ringtap.core.units import (
+    count_of,
+    counted,
+    format_duration,
+    format_rate,
+    format_size,
+    parse_duration_s,
+    whole_number,
+)
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
     """Add the arguments of the verb ``demand``."""
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     model = parser.add_mutually_exclusive_group(required=True)
-    model.add_argument("--params", metavar="COUNT", help="parameters of the model, 32 bit each")
+    model.add_argument("--params", metavar="COUNT", help="parameters of the model, such as 138M, 32 bit each")
     model.add_argument("--model", metavar="NAME", help=f"a model of the thesis: {', '.join(PROFILES)}")
     parser.add_argument("--workers", metavar="N", help="number of workers; with --tensors not needed")
     parser.add_argument(
@@ -45,7 +53,7 @@ def _demand(options: argparse.Namespace) -> int:
     result = None
     if options.workers is not None:
         result = demand(
-            profile.parameters if profile else whole_number(options.params, "--params"),
+            profile.parameters if profile else count_of(options.params, "--params"),
             whole_number(options.workers, "--workers"),
             options.collective,
             whole_number(options.group, "--group"),

@@ -16,7 +16,7 @@ from ringtap.analysis.sweeps.series_analysis import Series, series_of
 from ringtap.core.csv_table import read_csv
 from ringtap.core.errors import UsageError
 from ringtap.core.run_directory_schema import VARIANTS
-from ringtap.core.thesis_neural_networks import PROFILES
+from ringtap.core.thesis_neural_networks import PROFILES, profile_of
 from ringtap.core.units import rate_gbps
 
 COLUMNS = ("bandwidth_gbps", "iteration_s")
@@ -244,7 +244,8 @@ def _row(row: PointRow, capacity_gbps: float) -> _Row:
     for name in ("model", "traffic"):
         if not row.text(name):
             raise UsageError(f"{row.where}: {name} is missing")
-    model, title = _known_model(row.text("model"))
+    text, profile = row.text("model"), profile_of(row.text("model"))
+    model, title = (text, text) if profile is None else (profile.name, profile.title)
     traffic = row.text("traffic").lower() if row.text("traffic").lower() in _KNOWN_TRAFFIC else row.text("traffic")
     transport, collective, topology = map(row.text, VARIANTS)
     load_gbps, mean_s = row.load_gbps(capacity_gbps), row.time_s()
@@ -267,18 +268,6 @@ def _row(row: PointRow, capacity_gbps: float) -> _Row:
         iteration_s=np.empty(0),
     )
     return _Row(row.line, point, title, parameters, workers, batch)
-
-
-def _known_model(text: str) -> tuple[str, str]:
-    """Return the name and title of a model; the spelling of a profile's name does not matter."""
-
-    def plain(name: str) -> str:
-        return "".join(letter for letter in name.lower() if letter.isalnum())
-
-    for name, profile in PROFILES.items():
-        if plain(text) in (plain(name), plain(profile.title)):
-            return name, profile.title
-    return text, text
 
 
 def _series(

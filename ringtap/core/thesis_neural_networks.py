@@ -259,13 +259,23 @@ PROFILES: dict[str, ModelProfile] = {
 }
 
 
+def profile_of(text: str) -> ModelProfile | None:
+    """Return the profile with a name or title, however it is spelled (``vgg16``, ``VGG-16``); None if there is none."""
+
+    def plain(name: str) -> str:
+        return "".join(letter for letter in name.lower() if letter.isalnum())
+
+    return next((one for one in PROFILES.values() if plain(text) in (plain(one.name), plain(one.title))), None)
+
+
 def profile_named(name: str) -> ModelProfile:
-    """Return the profile of a name.
+    """Return the profile of `profile_of`.
 
     Raises:
         UsageError: no profile has this name.
     """
-    if name not in PROFILES:
+    profile = profile_of(name)
+    if profile is None:
         hint = did_you_mean(name, PROFILES)
         raise UsageError(f"model {name!r} is unknown: {hint}the models with known tensors are {', '.join(PROFILES)}")
-    return PROFILES[name]
+    return profile

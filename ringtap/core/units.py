@@ -15,6 +15,7 @@ from decimal import Decimal, InvalidOperation
 from ringtap.core.errors import UsageError
 
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?\s*([A-Za-zµμ/]*)\s*", re.IGNORECASE)
+_PREFIXED, _POWERS = re.compile(r"([0-9._,]+)([kMG])"), {"k": 3, "M": 6, "G": 9}
 _RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 _SIZES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _DURATIONS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -29,7 +30,9 @@ def _parse(text: str, units: dict[str, int] | dict[str, float], what: str, examp
     if match is None or unit not in units:
         near = difflib.get_close_matches(unit, units, 1)
         hint = f"did you mean {match.group(1)}{near[0]}? " if match and near else ""
-        raise UsageError(f"{what} {text!r} is not understood: {hint}write a number and a unit, for example {example}")
+        known = ", ".join(name for name in units if name.isascii())
+        remedy = f"{hint}write a number and a unit ({known}), such as {example}"
+        raise UsageError(f"{what} {text!r} is not understood: {remedy}")
     value = float(match.group(1) + (match.group(2) or "")) * units[unit]
     if not math.isfinite(value):
         raise UsageError(f"{what} {text!r} is too large")
@@ -153,6 +156,16 @@ def format_change(seconds: float) -> str:
     """Write a difference in seconds with its sign: ``+1 h 00 min``, ``-3 s``."""
     size = abs(seconds)
     return f"{'-' if seconds < 0 else '+'}{format_duration(size if size < 60 else round(size))}"
+
+
+def count_of(text: str, option: str) -> int:
+    """Parse a count such as ``138M`` or ``138,357,444``; the prefixes k, M and G are decimal.
+
+    Raises:
+        UsageError: as in `whole_number`.
+    """
+    match = _PREFIXED.fullmatch(text)
+    return whole_number(text if match is None else f"{match[1]}e{_POWERS[match[2]]}", option)
 
 
 def whole_number(text: str, option: str, least: int | None = None, most: int | None = None) -> int:

@@ -40,6 +40,10 @@ def test_demand_in_words_and_as_json(capsys):
     assert json.loads(capsys.readouterr().out)["parameters"] == 138_357_444
     assert main(["demand", "--params", "1e6", "--workers", "1e1"]) == 0
     assert "10 workers, 1,000,000 parameters" in capsys.readouterr().out
+    assert main(["demand", "--params", "138.5M", "--workers", "4"]) == 0
+    assert "4 workers, 138,500,000 parameters" in capsys.readouterr().out
+    assert main(["demand", "--model", "VGG-16", "--workers", "4"]) == 0
+    assert "4 workers, 138,357,544 parameters" in capsys.readouterr().out
     assert main(["demand", "--params", "1000", "--workers", "3", "--collective", "parameter-server", "--json"]) == 0
     item = json.loads(capsys.readouterr().out)
     assert (item["busiest_link_bytes"], item["required_gbps"]) == (12000, None)

@@ -27,6 +27,7 @@ from ringtap.collectors.registry import plug_in_names
 from ringtap.core.command_options import add_json
 from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.json_validation import check, parse_json
+from ringtap.core.run_directory_schema import NOT_NEEDED
 from ringtap.core.sweep_plans.cluster_hosts import Cluster
 from ringtap.core.sweep_plans.sweep_plan import SweepPlan, load_plan
 from ringtap.core.terminal_escaping import shell_word, unguarded, visible
@@ -144,8 +145,6 @@ def _ask(hosts: Hosts, host: str, question: Question) -> dict[str, Any]:
 
 _COLUMNS = 80
 _NAME_AT, _REASON_AT = 14, 29
-# so begin the remedies of what a machine without such a device, or a job without such a library, does not need
-_NOT_NEEDED = "nothing"
 _COLOURS = {"ok": "32", "degraded": "33", "unavailable": "31", "failed": "35"}
 _TITLES = {"collectors": "Collectors", "run": "Run", "node": "Node", "software": "Other verbs", "site": "Site"}
 
@@ -248,7 +247,7 @@ def table(report: dict[str, Any], colour: bool, every: bool = False) -> list[str
                 lines += _rows([item], colour) if item["group"] == group else []
         return [*lines, "", *_about(report)]
     lacking = [item for item in checks if item["state"] != "ok"]
-    elsewhere = [item["name"] for item in lacking if item["remedy"].startswith(_NOT_NEEDED)]
+    elsewhere = [item["name"] for item in lacking if item["remedy"].startswith(NOT_NEEDED)]
     by_remedy: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for number, item in enumerate(lacking):
         if item["name"] not in elsewhere:  # what one remedy mends is one row

@@ -262,7 +262,7 @@ def _line_times(interfaces: Sequence[TrainingInterface]) -> tuple[float | None, 
 def nothing_known(why: str) -> dict[str, Any]:
     """Return a diagnosis that says nothing but the reason."""
     found: dict[str, Any] = {"why": why, "iteration_s": None, "iterations": 0, "of": 0, "parts": [], "causes": []}
-    return found | {"line": None, "unknown": [], "run_delay_s": None, "source": None}
+    return found | {"line": None, "unknown": [], "run_delay_s": None, "source": None, "ranks": None, "nodes": None}
 
 
 def timed_in(known: int, of: int) -> str:
@@ -336,7 +336,7 @@ def described(budget: Budget, evidence: Evidence) -> dict[str, Any]:
         ``cause`` and ``why``, and for a cause that is there, but has a cost that is not known, where it is;
         ``run_delay_s``, how long a rank waits for a processor in an iteration, median of the ranks; and ``source``,
         whose times of the ranks these are: ``ddp``, ``horovod``, or ``iteration``, if only the length of iterations is
-        known.
+        known; ``ranks`` and ``nodes``, their numbers.
     """
     parts = []
     for share in budget.shares:
@@ -361,6 +361,7 @@ def described(budget: Budget, evidence: Evidence) -> dict[str, Any]:
         unknown.append({"cause": BUSY_PROCESSORS, "why": _NO_RUN_DELAY})
     found = {"why": "", "iteration_s": budget.iteration_s, "iterations": len(evidence.start_s), "of": evidence.of}
     found |= {"parts": parts, "causes": causes, "line": network.line, "unknown": unknown}
+    found |= {"ranks": len(evidence.node_of), "nodes": len(set(evidence.node_of.values()))}
     return found | {"run_delay_s": evidence.usual_run_delay_s(everywhere), "source": evidence.times.source}
 
 

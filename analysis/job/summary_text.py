@@ -9,6 +9,7 @@ from typing import Any
 from ringtap.analysis.job.iteration_budget import SLOW_RANK
 from ringtap.analysis.job.stragglers import SLOWER
 from ringtap.analysis.job.verdict import parts_rows, verdict
+from ringtap.core.run_directory_schema import NOT_NEEDED
 from ringtap.core.terminal_escaping import one_line, text_table
 from ringtap.core.units import counted, format_duration, format_rate, format_size
 
@@ -380,7 +381,7 @@ def _network(data: dict[str, Any]) -> list[str | Table]:
     ]
     lines: list[str | Table] = [*_demand(data)]
     if rows:
-        lines.append(Table([per, "by sockets", "by packets", "difference"], rows))
+        lines.append(_without_empty(Table([per, "by sockets", "by packets", "difference"], rows)))
     if totals["resolution_share"] is not None:
         period, share = format_duration(totals["sampled_every_s"]), totals["resolution_share"]
         spread = f"Sockets are sampled every {period}, {share:.0%} of an iteration; in between bytes are spread evenly"
@@ -417,13 +418,19 @@ def _byte_accounts(byte_accounts: list[dict[str, Any]], per: str) -> list[str | 
         sides = [account[f"{name}_bytes"] for name in ("socket", "packet_payload", "nic_payload", "nic")]
         if max((side for side in sides if side is not None), default=0) < _FEW_BYTES:
             continue
-        off = " / ".join(_share(account[name]) for name in ("packets_difference", "nic_difference"))
-        rows.append([where, *(_size(side) for side in sides), off, _share(account["overhead_share"])])
+        off = (_share(account[name]) for name in ("packets_difference", "nic_difference", "overhead_share"))
+        rows.append([where, *(_size(side) for side in sides), *off])
     if not rows:
         return []
     first = "Interfaces, whole recording" if per == "run" else f"Interfaces, per {per}"
-    heads = [first, "sockets", "packets", "counters", "with headers", "packets / counters off", "overhead"]
-    return [Table(heads, rows)]
+    heads = [first, "sockets", "packets", "counters", "with headers", "packets off", "counters off", "overhead"]
+    return [_without_empty(Table(heads, rows))]
+
+
+def _without_empty(table: Table) -> Table:
+    """Return a table without the columns in which nothing is known, such as those of packets in a run without any."""
+    kept = [number for number in range(len(table.heads)) if any(row[number] != "-" for row in table.rows)]
+    return Table([table.heads[number] for number in kept], [[row[number] for number in kept] for row in table.rows])
 
 
 def _size(value: float | None) -> str:
@@ -477,7 +484,7 @@ def _nodes(data: dict[str, Any]) -> list[Table]:
         total = "-" if node["cpus"] is None else str(node["cpus"])
         rows.append([node["node"], total, *shown, "-" if gpu is None else f"{gpu:.0f} %", clock])
     heads = ["node", "processors", "busy", "for the job", "for others", "GPU", "clock error"]
-    return [Table(heads, rows)] if rows else []
+    return [_without_empty(Table(heads, rows))] if rows else []
 
 
 def _nccl(data: dict[str, Any]) -> list[str]:
@@ -511,6 +518,8 @@ def missing(data: dict[str, Any]) -> list[dict[str, str]]:
 def _not_collected(data: dict[str, Any]) -> list[str]:
     lines = []
     for item in missing(data):
+        if item["remedy"].startswith(NOT_NEEDED):
+            continue
         where = f" on {item['where']}" if item["where"] else ""
         how = f" ({item['state']})" if item["state"] else ""
         remedy = f" ({item['remedy']})" if item["remedy"] else ""

@@ -329,15 +329,17 @@ def _healthy(diagnosis: Mapping[str, Any]) -> list[str]:
     work, uneven = sum(share.get(name, 0.0) for name in WORK), share[UNEVEN]
     bandwidth, rest = share.get("bandwidth", 0.0), share["network"]
     begin = "No fault found:"
+    is_local = diagnosis["nodes"] == 1 and diagnosis["ranks"] > 1
+    local = "all ranks are on one node, so no network between nodes is involved"
     if work >= _MAIN_SHARE:
-        most = f"a faster network would save at most {bandwidth + rest:.0%}"
-        return [f"{begin} the ranks' own work takes {work:.0%} of an iteration, {most}."]
+        most = local if is_local else f"a faster network would save at most {bandwidth + rest:.0%}"
+        return [f"{begin} the ranks' own work takes {work:.0%} of an iteration{';' if is_local else ','} {most}."]
     if uneven > bandwidth + rest:
         text = f"{begin} waiting for whichever rank is last takes {uneven:.0%} of an iteration."
         return [text, "Next: give the ranks equal work, such as batches of equal length."]
     if line is None:
         text = f"{begin} the exchange after the last gradient takes {rest:.0%} of an iteration"
-        return [f"{text}; whether it fills the network cannot be told."]
+        return [f"{text}; {local if is_local else 'whether it fills the network cannot be told'}."]
     size, rate = format_size(line["bytes"]), format_rate(line["capacity_bps"])
     if bandwidth >= rest:
         text = f"{begin} the interfaces need {bandwidth:.0%} of an iteration for its bytes"

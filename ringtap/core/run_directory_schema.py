@@ -25,6 +25,10 @@ CROSS_COMMAND = re.compile(
     r"\biperf3?\b|\bringtap(?:\.cli|-traffic\.pyz)? (?:traffic|send|serve)\b|\bringtap\.trafficgen\b"
 )
 
+# so begin a collector's remedies for what a machine without such a device, or a job without such a library, does not
+# need
+NOT_NEEDED = "nothing"
+
 # in a run directory
 POINTS_JSONL = "points.jsonl"
 REJECTED_JSONL = "rejected.jsonl"

@@ -172,6 +172,13 @@ def test_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 HEAD = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
 
 
+def test_interfaces_that_there_are() -> None:
+    assert place.exists("lo")
+    assert place.exists("any")
+    assert not place.exists("no-such-nic")
+    assert place.is_loopback("lo")
+
+
 def test_the_default_interface(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     there = {name: psutil.net_if_stats()["lo"]._replace(flags="up", isup=True) for name in ("ib0", "eno1", "eno2")}
     there["lo"] = psutil.net_if_stats()["lo"]

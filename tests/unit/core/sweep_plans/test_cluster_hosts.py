@@ -188,3 +188,13 @@ def test_chosen_loads_stay_below_most_load_and_need_a_budget(tmp_path: Path) -> 
     path.write_text(path.read_text().replace('"5gbit"', '"1gbit"'))
     with pytest.raises(UsageError, match="needs a most_load of 10% of the capacity at least"):
         load_plan(path)
+
+
+def test_a_host_may_have_one_rank_or_many_but_not_none(tmp_path: Path) -> None:
+    for ranks in (1, 1024):
+        text = GOOD.replace('ssh = "me@a.lab"\n', f'ssh = "me@a.lab"\nranks = {ranks}\n')
+        assert cluster_of(tmp_path, text).host("a").ranks == ranks
+    for ranks in (0, 1025):
+        text = GOOD.replace('ssh = "me@a.lab"\n', f'ssh = "me@a.lab"\nranks = {ranks}\n')
+        with pytest.raises(UsageError, match="ranks"):
+            load_plan(plan_file(tmp_path, text))

@@ -167,3 +167,9 @@ def test_a_right_number_passes(before: str, name: str) -> None:
 )
 def test_a_wrong_number_is_found(before: str, name: str, reason: str) -> None:
     assert reason in difference(before, name)
+
+
+def test_no_page_shows_a_backslash_before_a_bar() -> None:
+    """In code within a table, the site shows both."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    assert [path.name for path in pages if "\\|" in path.read_text()] == []

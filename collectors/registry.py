@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 import sys
 from collections.abc import Iterable
@@ -57,11 +58,20 @@ def collector_class(name: str) -> type[Collector]:
     return _checked(plug_ins.load(plug_ins.COLLECTORS, name), name)
 
 
-def _from_module(name: str) -> Any:
-    """Import ``module:Class``; modules in the working directory are found too, as ``python -m`` finds them."""
-    module, _, class_name = name.partition(":")
+def is_found(module: str) -> bool:
+    """Return True if there is a module, in the working directory or elsewhere; from now on Python finds it there.
+
+    It is not imported: that is the agent's to do, whose own working directory is another one.
+    """
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
+    return importlib.util.find_spec(module.partition(".")[0]) is not None
+
+
+def _from_module(name: str) -> Any:
+    """Import ``module:Class``."""
+    module, _, class_name = name.partition(":")
+    is_found(module)
     try:
         return getattr(importlib.import_module(module), class_name)
     except AttributeError:

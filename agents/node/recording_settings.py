@@ -99,14 +99,18 @@ def parse_collect(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _module_class(text: str) -> str:
-    """Check ``module:Class`` without importing the module, which is the agent's to do.
+    """Check ``module:Class`` without importing the module.
 
     Raises:
-        UsageError: it is not of this form.
+        UsageError: it is not of this form, or there is no such module.
     """
+    from ringtap.collectors.registry import is_found
+
     module, _, name = text.partition(":")
     if not (all(part.isidentifier() for part in module.split(".")) and name.isidentifier()):
         raise UsageError(f"--collect {text}: a collector of your own is named MODULE:CLASS, for example mine:Pressure")
+    if not is_found(module):
+        raise UsageError(f"--collect {text}: there is no module {module} in this folder, or where Python finds modules")
     return text
 
 

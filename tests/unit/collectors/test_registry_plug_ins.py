@@ -156,6 +156,18 @@ def test_a_collector_of_a_module_needs_no_package(package, tmp_path):
     assert [check["state"] for check in found["checks"] if check["name"] == "own:Pressure"] == ["ok"]
 
 
+def test_the_installed_command_finds_a_module_in_the_working_directory(package, tmp_path):
+    """Its own folder comes first in Python's path, not the working directory."""
+    (tmp_path / "own.py").write_text((package / "site" / "pressure.py").read_text())
+    if not HAS_PRESSURE:
+        (tmp_path / "pressure-of").symlink_to(package / "site" / "pressure-of")
+    command = [Path(sys.executable).with_name("ringtap"), "run", "--collect", "own:Pressure", "-o", "run", "--", "true"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=120)
+    state = ringtap.open_job(tmp_path / "run").collectors.set_index("collector").loc["pressure"]
+    assert state["state"] == "ok"
+
+
 def own(read: str, name: str = "own") -> str:
     """A module with a collector that counts its reads in ``n``."""
     head = "from ringtap.collectors.collector_interface import SampledCollector\nclass Own(SampledCollector):\n"
@@ -224,6 +236,7 @@ def test_a_collector_that_blocks_delays_neither_the_job_nor_the_others(tmp_path)
         ("presure", r"there is no collector 'presure': .*MODULE:CLASS"),
         ("mine:", "is named MODULE:CLASS"),
         ("9:Own", "is named MODULE:CLASS"),
+        ("nosuch:Own", "there is no module nosuch in this folder"),
     ],
 )
 def test_wrong_names_are_answered_before_the_job_starts(given, says, tmp_path):

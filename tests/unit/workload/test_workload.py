@@ -596,7 +596,11 @@ def test_ranks_without_split_sizes_send_equal_parts() -> None:
     assert sent == pytest.approx([1e6, 2e5, 2e6, 1e5, 2.6e6, 5e5])
     even = collectives((Collective.ALL_TO_ALL, 500))
     even.traces[0][0].attributes["comm_split_bytes"] = [250, 250]
-    assert not split_bytes([(rank, trace[0]) for rank, trace in enumerate(even.traces)])
+    parts = [(rank, trace[0]) for rank, trace in enumerate(even.traces)]
+    assert not split_bytes(parts)
+    for _, node in parts:
+        node.attributes["comm_split_bytes"] = [300, 200]
+    assert split_bytes(parts) == ((300, 200),) * len(parts), "two sizes are enough"
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,17 @@ def test_alike_neighbours_count_for_less():
     assert correlation_time(np.ones(50)) == 1.0
 
 
+@pytest.mark.parametrize("q", [0.25, 0.5, 0.75])
+def test_repeated_values_have_the_interval_of_the_values_themselves(q):
+    values = np.random.default_rng(7).permutation(400).astype(float)
+    once, five_times = quantile_interval(values, q), quantile_interval(np.repeat(values, 5), q)
+    assert five_times.effective_count < 0.3 * five_times.count
+    # five values count as one or a little less, so the ends move by a few ranks of 400
+    for end in ("low", "high"):
+        assert getattr(five_times, end) == pytest.approx(getattr(once, end), abs=8)
+    assert five_times.low < five_times.value < five_times.high
+
+
 def test_block_means_scatter_as_the_mean_does():
     draw = np.random.default_rng(5)
     means = [wandering(800, 0.6, seed).mean() for seed in range(300)]

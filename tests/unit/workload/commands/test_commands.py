@@ -106,6 +106,19 @@ def test_from_a_model_to_points_and_other_simulators(tmp_path: Path) -> None:
         assert ("Warning: PARAM replays no computations" in text) == (format_ == "param")
 
 
+def test_the_flow_plan_of_a_workload_is_the_one_that_traffic_plan_makes(tmp_path: Path) -> None:
+    workload("new", "--model", "resnet50", "--workers", 2, "-o", "w", cwd=tmp_path)
+    nodes = ["--node", "10.0.0.1:5001", "--node", "10.0.0.2:5001"]
+    workload("export", "w", "--to", "plan", *nodes, "--iterations", 3, "-o", "exported", cwd=tmp_path)
+    workload("lower", "w", "-o", "messages", cwd=tmp_path)
+    made = ["--kind", "workload", "--from", str(tmp_path / "messages"), *nodes, "--iterations", "3"]
+    assert cli.main(["traffic", "plan", *made, "-o", str(tmp_path / "made")]) == 0
+    exported, planned = ((tmp_path / name).read_text().partition("\n")[2] for name in ("exported", "made"))
+    assert exported
+    assert exported == planned
+    assert "--node is missing" in workload("export", "w", "--to", "plan", "-o", "x", cwd=tmp_path, code=2)
+
+
 LAYOUT = """\
 [model]
 layers = 4

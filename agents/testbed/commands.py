@@ -19,7 +19,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     verbs = testbed.add_subparsers(dest="lab_verb", metavar="up|exec|status|down", required=True)
     _register_up(verbs)
     execute = verbs.add_parser("exec", help="run a command on a host")
-    execute.add_argument("--testbed", "--lab", help="the testbed, if there are several")
+    execute.add_argument("--testbed", help="the testbed, if there are several")
     execute.add_argument("host", help="a host, or a switch")
     execute.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run")
     execute.set_defaults(handler=_exec)

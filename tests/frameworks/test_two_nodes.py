@@ -28,7 +28,7 @@ def start(host: str, folder: Path, *settings: str) -> subprocess.Popen[str]:
     env |= {"TESTED_BY": os.environ["TESTED_BY"], "PYTHONPATH": QUICK}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
     launcher += ["--node-rank", host[1:], "--master-addr", "S0", "--master-port", PORT]
-    command = [sys.executable, "-m", "ringtap.cli", "lab", "exec", "--lab", "pairs", host, "--"]
+    command = [sys.executable, "-m", "ringtap.cli", "testbed", "exec", "--testbed", "pairs", host, "--"]
     command += [sys.executable, "-m", "ringtap.cli", "run", *settings, "--node", host, "--", *launcher, str(SCRIPT)]
     return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

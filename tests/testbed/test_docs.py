@@ -65,6 +65,9 @@ def own_registry(folder: Path) -> list[str]:
 @pytest.mark.parametrize("page", [shown(page) for page in PAGES if blocks(page, "sh")])
 def test_commands_work_as_shown(page: Path, newcomer: tuple[Path, dict[str, str]]) -> None:
     folder, environment = newcomer
+    # a page may show a file that its commands use
+    for file, text in re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        (folder / file).write_text(text)
     for block in blocks(page, "sh"):
         command = [*(own_registry(folder) if "ringtap testbed" in block else []), "sh", "-ec", block]
         done = subprocess.run(

@@ -58,7 +58,7 @@ def test_commands_pass_through() -> None:
     with RunningTestbed(spec("through"), verify=False):
         script = "read line; echo got $line on $(hostname); echo oops >&2; pwd; getent hosts S1 S1-cross; exit 7"
         done = subprocess.run(
-            [*RINGTAP, "lab", "exec", "--lab", "through", "S0", "--", "sh", "-c", script],
+            [*RINGTAP, "testbed", "exec", "--testbed", "through", "S0", "--", "sh", "-c", script],
             input="hello\n",
             capture_output=True,
             text=True,
@@ -69,9 +69,9 @@ def test_commands_pass_through() -> None:
         assert lines[:2] == ["got hello on S0", str(Path.cwd())]
         assert [line.split()[0] for line in lines[2:]] == ["10.77.0.2", "10.78.0.2"]
         assert done.stderr == "oops\n"
-        assert ringtap("lab", "exec", "--lab", "through", "S9", "--", "true").returncode == 2
-        assert ringtap("lab", "exec", "--lab", "through", "S0").returncode == 2
-        assert ringtap("lab", "exec", "--lab", "through", "S0", "--", "no-such-program").returncode == 127
+        assert ringtap("testbed", "exec", "--testbed", "through", "S9", "--", "true").returncode == 2
+        assert ringtap("testbed", "exec", "--testbed", "through", "S0").returncode == 2
+        assert ringtap("testbed", "exec", "--testbed", "through", "S0", "--", "no-such-program").returncode == 127
 
 
 def test_a_signal_reaches_the_command_and_its_end_comes_back() -> None:
@@ -80,7 +80,7 @@ def test_a_signal_reaches_the_command_and_its_end_comes_back() -> None:
             "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(9)); "
             "print('up', flush=True); time.sleep(60)"
         )
-        command = [*RINGTAP, "lab", "exec", "--lab", "signals", "S0", "--", sys.executable, "-c", script]
+        command = [*RINGTAP, "testbed", "exec", "--testbed", "signals", "S0", "--", sys.executable, "-c", script]
         with ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "up\n"
@@ -91,11 +91,11 @@ def test_a_signal_reaches_the_command_and_its_end_comes_back() -> None:
 def test_two_testbeds_stand_at_once_and_know_nothing_of_each_other() -> None:
     with RunningTestbed(spec("one"), verify=False), RunningTestbed(spec("two", rate_bps=50_000_000), verify=False):
         for name in ("one", "two"):
-            command = [*RINGTAP, "lab", "exec", "--lab", name, "S0", "--", "tc", "qdisc", "show", "dev", "eth0"]
+            command = [*RINGTAP, "testbed", "exec", "--testbed", name, "S0", "--", "tc", "qdisc", "show", "dev", "eth0"]
             shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             assert {"one": "rate 100Mbit", "two": "rate 50Mbit"}[name] in shown
-        assert ringtap("lab", "exec", "S0", "--", "true").returncode == 2  # which one?
-        listed = json.loads(ringtap("lab", "status", "--json").stdout)
+        assert ringtap("testbed", "exec", "S0", "--", "true").returncode == 2  # which one?
+        listed = json.loads(ringtap("testbed", "status", "--json").stdout)
         assert {lab["name"] for lab in listed if lab["standing"]} >= {"one", "two"}
         with pytest.raises(UsageError, match="is up already"):
             RunningTestbed(spec("one"), verify=False)
@@ -108,7 +108,7 @@ def test_what_was_asked_is_what_is_built() -> None:
     )
     with RunningTestbed(wanted, verify=False):
         script = "ip -d link show eth0; ip route; cat /proc/sys/net/ipv4/ip_local_port_range; tc -r qdisc show dev eth0"
-        shown = ringtap("lab", "exec", "--lab", "asked", "b", "--", "sh", "-c", script).stdout
+        shown = ringtap("testbed", "exec", "--testbed", "asked", "b", "--", "sh", "-c", script).stdout
     for words in ("mtu 1400", "congctl reno", "gso_max_segs 1 ", "10000\t65000"):
         assert words in shown
     assert "lat" in shown or "limit 123000b" in shown
@@ -135,42 +135,44 @@ def test_a_congestion_control_the_kernel_lacks_is_named() -> None:
     ],
 )
 def test_a_testbed_that_cannot_be_is_refused_in_one_sentence(arguments: list[str]) -> None:
-    done = ringtap("lab", "up", *arguments)
+    done = ringtap("testbed", "up", *arguments)
     assert done.returncode == 2
     assert len([line for line in done.stderr.splitlines() if line.startswith("ringtap:")]) == 1
     assert "Traceback" not in done.stderr
 
 
 def test_up_and_down_from_the_command_line() -> None:
-    up = ringtap("lab", "up", "--name", "cli", "--rate", "100mbit", "--hosts", "2", "--json")
+    up = ringtap("testbed", "up", "--name", "cli", "--rate", "100mbit", "--hosts", "2", "--json")
     try:
         assert up.returncode == 0, up.stderr
         lab = json.loads(up.stdout)
         assert lab["standing"]
         assert [host["host"] for host in lab["hosts"]] == ["S0", "S1"]
     finally:
-        down = ringtap("lab", "down", "cli")
+        down = ringtap("testbed", "down", "cli")
     assert (down.returncode, down.stdout) == (0, "cli: removed\n")
-    assert ringtap("lab", "down", "cli").returncode == 2
+    assert ringtap("testbed", "down", "cli").returncode == 2
 
 
 def test_without_privilege_it_works_in_a_user_namespace() -> None:
-    up = ringtap("lab", "up", "--name", "rootless", "--rate", "100mbit", prefix=UNPRIVILEGED)
+    up = ringtap("testbed", "up", "--name", "rootless", "--rate", "100mbit", prefix=UNPRIVILEGED)
     try:
         assert up.returncode == 0, up.stderr
         refused = subprocess.run([*UNPRIVILEGED, "ip", "link", "add", "type", "veth"], capture_output=True, check=False)
         assert refused.returncode != 0, "the test itself must run without privilege"
-        who = ringtap("lab", "exec", "--lab", "rootless", "S1", "--", "ip", "-brief", "addr", prefix=UNPRIVILEGED)
+        who = ringtap(
+            "testbed", "exec", "--testbed", "rootless", "S1", "--", "ip", "-brief", "addr", prefix=UNPRIVILEGED
+        )
         assert "10.77.0.2" in who.stdout
     finally:
-        down = ringtap("lab", "down", "rootless", prefix=UNPRIVILEGED)
+        down = ringtap("testbed", "down", "rootless", prefix=UNPRIVILEGED)
     assert down.returncode == 0
 
 
 @pytest.mark.needs_root("give up what namespaces take")
 def test_where_namespaces_are_refused_one_sentence_says_what_to_ask_for() -> None:
     nothing = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"]
-    done = ringtap("lab", "up", "--name", "none", prefix=nothing)
+    done = ringtap("testbed", "up", "--name", "none", prefix=nothing)
     assert done.returncode == 2
     assert "user namespaces" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
@@ -215,11 +217,11 @@ def test_removing_never_ends_a_process_that_took_a_dead_keepers_pid() -> None:
 
 
 def test_a_standing_testbed_outlives_its_maker_and_goes_down() -> None:
-    assert ringtap("lab", "up", "--name", "stays", "--rate", "100mbit", "--hosts", "2").returncode == 0
-    command = [*RINGTAP, "lab", "exec", "--lab", "stays", "S0", "--", "sleep", "1000"]
+    assert ringtap("testbed", "up", "--name", "stays", "--rate", "100mbit", "--hosts", "2").returncode == 0
+    command = [*RINGTAP, "testbed", "exec", "--testbed", "stays", "S0", "--", "sleep", "1000"]
     with ended(subprocess.Popen(command)) as inside:
         wait_for(lambda: ["sleep", "1000"] in [one.cmdline() for one in psutil.Process(inside.pid).children()])
-        assert "stays: removed" in ringtap("lab", "down", "stays").stdout
+        assert "stays: removed" in ringtap("testbed", "down", "stays").stdout
         assert inside.wait(10) == 128 + signal.SIGKILL
 
 
@@ -227,7 +229,7 @@ def test_a_host_that_cannot_be_reached_is_named() -> None:
     tool = shutil.which("ip", path=os.environ["PATH"] + ":/usr/sbin:/sbin")
     assert tool
     with RunningTestbed(spec("cut"), verify=False):
-        cut = ringtap("lab", "exec", "--lab", "cut", "switch", "--", tool, "link", "set", "to-S2", "down")
+        cut = ringtap("testbed", "exec", "--testbed", "cut", "switch", "--", tool, "link", "set", "to-S2", "down")
         assert cut.returncode == 0
         code = (
             "from ringtap.agents.testbed import build\nfrom ringtap.agents.testbed.topology import TestbedSpec\n"
@@ -235,5 +237,5 @@ def test_a_host_that_cannot_be_reached_is_named() -> None:
             "try:\n    build.measure_links(TestbedSpec('cut', ('S0', 'S1', 'S2', 'S3'), 100_000_000))\n"
             "except MeasurementError as error:\n    print(error)\n"
         )
-        said = ringtap("lab", "exec", "--lab", "cut", "switch", "--", sys.executable, "-c", code).stdout
+        said = ringtap("testbed", "exec", "--testbed", "cut", "switch", "--", sys.executable, "-c", code).stdout
     assert "S2 cannot be reached from S1" in said

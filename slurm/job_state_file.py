@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -68,7 +67,9 @@ def _append(path: Path, text: str) -> None:
         with os.fdopen(fd, "ab", buffering=0) as file:
             file.write(text.encode())
     except OSError as error:
-        print(f"ringtap: {path} cannot be written: {error.strerror}", file=sys.stderr)
+        # handlers of signals come here, and print fails in one that interrupts a print
+        with contextlib.suppress(OSError):
+            os.write(2, f"ringtap: {path} cannot be written: {error.strerror}\n".encode(errors="replace"))
 
 
 def read_report(paths: SubmitPaths, job: str) -> JobReport:

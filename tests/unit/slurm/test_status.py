@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ringtap.cli import main
 from ringtap.core.errors import MeasurementError
 from ringtap.core.run_directory import RunDirectory, write_json
-from ringtap.slurm.job_state_file import JobReport, read_report
+from ringtap.slurm.job_state_file import JobReport, note, read_report
 from ringtap.slurm.query_job_states import STATES, SlurmJobState, ask_slurm
 from ringtap.slurm.status import NOT_BEGUN, SeriesStanding, Standing, lines, standing
 from ringtap.slurm.submission_file_names import SubmitPaths
@@ -452,6 +452,15 @@ def test_a_complete_sweep_asks_nobody(tmp_path: Path, squeue: Squeue) -> None:
     measured(run, 1, "b-iperf", 1, "complete")
     assert standing(run).status == "complete"
     assert not asked.exists()
+
+
+def test_an_event_that_cannot_be_written_is_said_and_does_not_end_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    paths = SubmitPaths(tmp_path)
+    note(paths, "stopped TERM")
+    assert capfd.readouterr().err == f"ringtap: {paths.state('7')} cannot be written: No such file or directory\n"
 
 
 def test_a_run_that_was_not_submitted_has_the_status_of_its_files(

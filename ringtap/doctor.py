@@ -239,7 +239,7 @@ def table(report: dict[str, Any], colour: bool, every: bool = False) -> list[str
         colour: colour the states.
         every: show every check.
     """
-    lines, checks = _paragraph(_verdict(report)), report["checks"]
+    lines, checks = _wrap(_plain(_verdict(report))), report["checks"]
     if every:
         for group in dict.fromkeys(item["group"] for item in checks):
             lines += ["", _plain(_TITLES.get(group, group))]
@@ -255,20 +255,18 @@ def table(report: dict[str, Any], colour: bool, every: bool = False) -> list[str
     for rows in by_remedy.values():
         lines += ["", *_rows(rows, colour)]
     fine = [item["name"] for item in checks if item["state"] == "ok"]
-    lines += ["", *_paragraph(f"Fine: {', '.join(fine) or 'nothing'}.")]
-    lines += _paragraph(f"Only where there is such a device or job: {', '.join(elsewhere)}.") if elsewhere else []
+    lines += ["", *_wrap(_plain(f"Fine: {', '.join(fine) or 'nothing'}."))]
+    only = _plain(f"Only where there is such a device or job: {', '.join(elsewhere)}.")
+    lines += _wrap(only) if elsewhere else []
     return lines
 
 
-def _paragraph(text: str) -> list[str]:
-    return textwrap.wrap(_plain(text), _COLUMNS, break_on_hyphens=False)
-
-
 def _about(report: dict[str, Any]) -> list[str]:
-    return _paragraph(
+    about = (
         f"ringtap {report['ringtap']} on {report['host']}, user {report['user']} ({report['uid']}), "
         f"kernel {report['kernel']}, Python {report['python']}"
     )
+    return _wrap(_plain(about))
 
 
 def _rows(checks: Sequence[dict[str, str]], colour: bool) -> list[str]:
@@ -287,7 +285,7 @@ def _rows(checks: Sequence[dict[str, str]], colour: bool) -> list[str]:
     return [head, *(" " * _REASON_AT + row for row in rows[1:])]
 
 
-def _wrap(text: str, indent: int) -> list[str]:
+def _wrap(text: str, indent: int = 0) -> list[str]:
     return textwrap.wrap(text, _COLUMNS - indent, break_on_hyphens=False) or [""]
 
 

@@ -16,7 +16,7 @@ from ringtap.core.units import counted
 def register(subparsers: Any, name: str, summary: str) -> None:
     """Add the subcommand ``testbed``."""
     testbed = subparsers.add_parser(name, help=summary, description=summary)
-    verbs = testbed.add_subparsers(dest="lab_verb", metavar="up|exec|status|down", required=True)
+    verbs = testbed.add_subparsers(dest="testbed_verb", metavar="up|exec|status|down", required=True)
     _register_up(verbs)
     execute = verbs.add_parser("exec", help="run a command on a host")
     execute.add_argument("--testbed", help="the testbed, if there are several")

@@ -516,12 +516,15 @@ def missing(data: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def _not_collected(data: dict[str, Any]) -> list[str]:
-    lines = []
+    lines, elsewhere = [], []
     for item in missing(data):
         if item["remedy"].startswith(NOT_NEEDED):
+            elsewhere.append(item["what"])
             continue
         where = f" on {item['where']}" if item["where"] else ""
         how = f" ({item['state']})" if item["state"] else ""
         remedy = f" ({item['remedy']})" if item["remedy"] else ""
         lines.append(f"{item['what']}{where}{how}: {item['why']}{remedy}")
+    if elsewhere:
+        lines.append(f"not found on a node, where it may not be needed: {', '.join(dict.fromkeys(elsewhere))}")
     return lines

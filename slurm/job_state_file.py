@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringtap.core.errors import UsageError
+from ringtap.core.terminal_escaping import one_line
 from ringtap.core.untrusted_files import open_file, read_whole
 from ringtap.slurm.submission_file_names import SubmitPaths
 
@@ -69,7 +70,8 @@ def _append(path: Path, text: str) -> None:
     except OSError as error:
         # handlers of signals come here, and print fails in one that interrupts a print
         with contextlib.suppress(OSError):
-            os.write(2, f"ringtap: {path} cannot be written: {error.strerror}\n".encode(errors="replace"))
+            said = f"ringtap: {one_line(str(path))} cannot be written: {error.strerror}\n"
+            os.write(2, said.encode(errors="replace"))
 
 
 def read_report(paths: SubmitPaths, job: str) -> JobReport:

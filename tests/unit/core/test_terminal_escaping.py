@@ -125,6 +125,7 @@ _FOR_PROGRAMS = {
 _PAST_THE_GUARD = {
     ("agents/job/foreground_command.py", "become"): "a forked child writes one line that is made visible",
     ("agents/hosts/worker.py", "_write"): "frames to the controller",
+    ("slurm/job_state_file.py", "_append"): "handlers of signals write one line that is made visible",
     ("slurm/batch_script.py", "print_script"): "to a file or a pipe; a terminal gets guarded text",
     ("analysis/pcap/kernels/compile.py", ""): "machine code to the process that asked for it",
     ("ringtap/doctor.py", "_doctor"): "a table with colours; texts are made visible",

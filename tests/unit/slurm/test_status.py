@@ -458,9 +458,10 @@ def test_an_event_that_cannot_be_written_is_said_and_does_not_end_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    paths = SubmitPaths(tmp_path)
+    paths = SubmitPaths(tmp_path / "\x1b[2J")
     note(paths, "stopped TERM")
-    assert capfd.readouterr().err == f"ringtap: {paths.state('7')} cannot be written: No such file or directory\n"
+    shown = str(paths.state("7")).replace("\x1b", "\\x1b")
+    assert capfd.readouterr().err == f"ringtap: {shown} cannot be written: No such file or directory\n"
 
 
 def test_a_run_that_was_not_submitted_has_the_status_of_its_files(

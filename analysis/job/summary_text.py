@@ -445,11 +445,11 @@ def _congestion(data: dict[str, Any]) -> list[str]:
     item = data["congestion"]
     per = "per iteration" if item["per"] == "iteration" else "in all"
     lines = []
-    if item["retransmissions"] is not None:
+    if item["retransmissions"]:
         size = item["retransmitted_bytes"]
         text = "of a size that the records do not give" if size is None else format_size(size)
         lines.append(f"Retransmitted {per}: {item['retransmissions']:.3g} segments, {text}.")
-    elif item["segments_retransmitted"] is not None:
+    elif item["retransmissions"] is None and item["segments_retransmitted"]:
         lines.append(
             f"Retransmitted {per}, by all programs of the nodes: {item['segments_retransmitted']:.3g} segments."
         )
@@ -462,14 +462,12 @@ def _congestion(data: dict[str, Any]) -> list[str]:
         "cnp_handled": "congestion notifications handled",
     }
     known = [f"{item[name]:.3g} {words}" for name, words in counts.items() if item.get(name)]
-    none = [words for name, words in counts.items() if item.get(name) == 0]
     if known:
-        lines.append(f"Also {per}: {', '.join(known)}.")
-    if none:
-        lines.append(f"Not seen: {', '.join(none)}.")
-    if item["queue_backlog_bytes"] is not None:
+        lines.append(f"{per.capitalize()}: {', '.join(known)}.")
+    if item["queue_backlog_bytes"]:
         lines.append(f"The largest backlog seen in a queue is {format_size(item['queue_backlog_bytes'])}.")
-    return lines
+    is_recorded = any(value == 0 for name, value in item.items() if name != "per")
+    return lines or ["No sign of it in what was recorded."] * is_recorded
 
 
 def _nodes(data: dict[str, Any]) -> list[Table]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ringtap.analysis.live.flows import flows
+from ringtap.analysis.live.flows import LiveFlow, flows
 from ringtap.analysis.live.follow_run import NodeLog, RunFollower
 from ringtap.analysis.live.iterations import IterationStats, RankSteps, join
 from ringtap.analysis.live.recent_counters import RecentWideLog
@@ -30,6 +30,7 @@ from ringtap.analysis.live.snapshot import (
     Throughput,
 )
 from ringtap.analysis.runs.growing_files import Document
+from ringtap.analysis.runs.traffic_classes import TRAINING
 from ringtap.core.interface_capacity import capacity_bps
 from ringtap.core.link_counter_sources import count_once, counts_marks, counts_pauses
 from ringtap.core.run_completeness import failed_job, missing_ranks
@@ -177,6 +178,7 @@ class SnapshotSource:
         self._sweep = Document(path.absolute().parents[1] / RUN_JSON, RUN) if is_series else None
         self._all_done_ns: int | None = None
         self._throughput: deque[Throughput] = deque(maxlen=_THROUGHPUTS)
+        self._is_over_loopback = False
 
     def take(self) -> Snapshot:
         """Read what was added to the run's logs, and return the current state of the run."""
@@ -192,6 +194,8 @@ class SnapshotSource:
         known = [len(series.latest) for series in sockets.values() if series.file is not None]
         iterations = join(follower.ranks)
         nics = tuple(row for node in nodes for row in _nics(node))
+        moving = flows(sockets, {node.name: node.owners for node in nodes})
+        self._note_loopback(moving)
         self._note_throughput(nodes, nics, live_ns)
         return Snapshot(
             now_ns,
@@ -204,7 +208,7 @@ class SnapshotSource:
             iterations,
             tuple(_node(node, live_ns) for node in nodes),
             tuple(_ranks(follower.ranks, iterations, live_ns)),
-            tuple(flows(sockets, {node.name: node.owners for node in nodes})[:_MAX_FLOWS]),
+            tuple(moving[:_MAX_FLOWS]),
             nics,
             tuple(row for node in nodes for row in _queues(node)),
             tuple(row for node in nodes for row in _host(node)),
@@ -215,10 +219,17 @@ class SnapshotSource:
             _output(nodes),
             tuple(self._throughput),
             Diagnosis() if ended else self._diagnosis.look(),
+            self._is_over_loopback,
         )
 
+    def _note_loopback(self, moving: Iterable[LiveFlow]) -> None:
+        ends = [(flow.source, flow.destination) for flow in moving if flow.traffic == TRAINING]
+        if ends:
+            self._is_over_loopback = all(a.rpartition(":")[0] == b.rpartition(":")[0] for a, b in ends)
+
     def _note_throughput(self, nodes: Iterable[NodeLog], nics: Iterable[Nic], now_ns: int | None) -> None:
-        known = [nic for nic in nics if nic.name != "lo" and nic.tx_bps is not None and nic.rx_bps is not None]
+        used = [nic for nic in nics if nic.name != "lo" or self._is_over_loopback]
+        known = [nic for nic in used if nic.tx_bps is not None and nic.rx_bps is not None]
         names: dict[str, list[str]] = {}
         for nic in known:
             names.setdefault(nic.node, []).append(nic.name)

@@ -17,7 +17,7 @@ from operator import attrgetter
 from statistics import median
 from typing import NamedTuple
 
-from ringtap.analysis.runs.exposed_communication import MOMENTS, compared_ns, exposed_ns, is_synced
+from ringtap.analysis.runs.exposed_communication import MOMENTS, exposed_ns, is_synced
 from ringtap.analysis.runs.growing_files import Record
 from ringtap.core.append_only_logs import RecordFile
 from ringtap.core.iteration_end_detector import IterationEnds
@@ -39,16 +39,12 @@ class LiveIteration:
         number: the step's number, from 0.
         end_ns: time at which the last rank ended it, CLOCK_REALTIME of the reference node.
         seconds: time since the end of the iteration before.
-        slowest_rank: the rank that the others waited for (`ringtap.analysis.runs.exposed_communication.compared_ns`).
-        lag_s: time from the first rank's end to the last rank's end.
         skipped: True if the optimizer's step was skipped (AMP).
     """
 
     number: int
     end_ns: int
     seconds: float
-    slowest_rank: int
-    lag_s: float
     skipped: bool = False
 
 
@@ -62,7 +58,6 @@ class IterationStats:
         median_s: median of ``over`` iterations.
         p99_s: 99th percentile of the same.
         over: number of iterations that both are taken over.
-        slowest_rank: the rank that was most often the slowest in them; None with one rank.
         ranks: number of ranks whose steps were seen.
         world_size: number of ranks that the job reports; 0 if it reports none.
         restarts: number of earlier starts of the job that runs.
@@ -73,7 +68,6 @@ class IterationStats:
     median_s: float | None = None
     p99_s: float | None = None
     over: int = 0
-    slowest_rank: int | None = None
     ranks: int = 0
     world_size: int = 0
     restarts: int = 0
@@ -102,23 +96,20 @@ class TimedPass(NamedTuple):
 
     Attributes:
         seen_ns: its last moment that is known, on the reference clock.
-        ready_ns: when its last gradient was ready, on the reference clock; 0: not known.
         compute_s: forward and backward pass; with Horovod, the backward pass.
         exposed_s: communication after the last gradient was ready.
         overlap_s: communication during the backward pass.
     """
 
     seen_ns: int
-    ready_ns: int
     compute_s: float
     exposed_s: float
     overlap_s: float
 
     def joined(self, other: TimedPass) -> TimedPass:
-        """Return the sums over two passes of an iteration, and the last moments."""
-        last = max(self.seen_ns, other.seen_ns), max(self.ready_ns, other.ready_ns)
-        times = ((getattr(self, name), getattr(other, name)) for name in self._fields[2:])
-        return TimedPass(*last, *map(sum, times))
+        """Return the sums over two passes of an iteration, and the last moment."""
+        times = zip(self[1:], other[1:], strict=True)
+        return TimedPass(max(self.seen_ns, other.seen_ns), *map(sum, times))
 
 
 class RankSteps:
@@ -256,16 +247,15 @@ class PassTimes:
             if seen_ns and len(clocks) == 2:  # logs of older versions have no times of their records
                 t_ns, mono_ns = (record[number] for number in clocks)
                 ahead_ns = t_ns - self._to_reference(t_ns, mono_ns)
-                ready_ns = backward_end - ahead_ns if backward_end else 0
                 times = (max(forward, 0) + backward) / 1e9, exposed / 1e9, synced * overlap / 1e9
-                self._passes.append(TimedPass(seen_ns - ahead_ns, ready_ns, *times))
+                self._passes.append(TimedPass(seen_ns - ahead_ns, *times))
         self.last = {
             f"{name.removesuffix('_ns')}_s": time / 1e9 if time > 0 else None
             for name, time in zip(_DDP_TIMES, self._sample[-len(_DDP_TIMES) :], strict=False)
         }
 
     def by_step(self, ends: Sequence[StepEnd]) -> dict[int, TimedPass]:
-        """Return the times of each step as far as they are known: sums over its passes, and the last moments."""
+        """Return the times of each step as far as they are known: sums over its passes, and the last moment."""
         found: dict[int, TimedPass] = {}
         for own in self._passes:
             place = bisect_left(ends, own.seen_ns, key=attrgetter("end_ns"))
@@ -348,42 +338,25 @@ def join(files: list[RankSteps], over: int = 100) -> IterationStats:
         history = _iterations([file for file in files if file.generation == newest - 1])
     recent = history[-over:]
     times = sorted(iteration.seconds for iteration in recent)
-    slowest = Counter(sorted(iteration.slowest_rank for iteration in recent)).most_common(1)
-    several = len({file.rank for file in current}) > 1 and slowest
     return IterationStats(
         history=tuple(history),
         last_s=history[-1].seconds if history else None,
         median_s=quantile(times, 0.5),
         p99_s=quantile(times, 0.99),
         over=len(times),
-        slowest_rank=slowest[0][0] if several else None,
         ranks=len({file.rank for file in current}),
         world_size=max(file.world_size for file in current),
         restarts=max(file.restarts for file in current),
     )
 
 
-class _RankEnd(NamedTuple):
-    """End of an iteration at a rank, and when its last gradient was ready; 0: not known."""
-
-    end_ns: int
-    rank: int
-    skipped: bool
-    ready_ns: int
-
-
 def _iterations(files: list[RankSteps]) -> list[LiveIteration]:
     """Return the iterations that every one of these ranks has ended, in order."""
     keep = max(_MIN_KEPT, min(MAX_KEPT, _KEPT_IN_ALL // len(files)))
-    ended: dict[int, list[_RankEnd]] = {}
+    ended: dict[int, list[StepEnd]] = {}
     for file in files:
-        kept = list(file.ends)[-keep:]
-        passes = file.passes.by_step(kept)
-        for end in kept:
-            own = passes.get(end.step)
-            ended.setdefault(end.step, []).append(
-                _RankEnd(end.end_ns, file.rank, end.skipped, own.ready_ns if own else 0)
-            )
+        for end in list(file.ends)[-keep:]:
+            ended.setdefault(end.step, []).append(end)
     iterations = []
     previous: tuple[int, int] | None = None
     for step in sorted(ended):
@@ -392,11 +365,8 @@ def _iterations(files: list[RankSteps]) -> list[LiveIteration]:
             continue
         end_ns = max(end.end_ns for end in ends)
         if previous and previous[0] == step - 1:
-            by_ready = all(end.ready_ns for end in ends)
-            _, rank = max((compared_ns(by_ready, end.ready_ns, end.end_ns), end.rank) for end in ends)
-            lag_s = (end_ns - min(end.end_ns for end in ends)) / 1e9
             skipped = any(end.skipped for end in ends)
-            iterations.append(LiveIteration(step, end_ns, (end_ns - previous[1]) / 1e9, rank, lag_s, skipped))
+            iterations.append(LiveIteration(step, end_ns, (end_ns - previous[1]) / 1e9, skipped))
         previous = (step, end_ns)
     return iterations
 

@@ -16,7 +16,7 @@ def line_of(snapshot: Snapshot) -> str:
     """Return one line, always with the same keys in the same order; ``-`` where something is not recorded."""
     iterations = snapshot.iterations
     last = iterations.history[-1] if iterations.history else None
-    nics = [nic for nic in snapshot.nics if nic.name != "lo"]
+    nics = [nic for nic in snapshot.nics if nic.name != "lo" or snapshot.is_over_loopback]
     flow_bps = {
         kind: sum(flow.rate_bps for flow in snapshot.flows if flow.traffic == kind) / 1e9
         for kind in ("training", "cross", "other")
@@ -31,7 +31,6 @@ def line_of(snapshot: Snapshot) -> str:
         "iteration_s": _number(iterations.last_s, 4),
         "median_s": _number(iterations.median_s, 4),
         "p99_s": _number(iterations.p99_s, 4),
-        "slowest_rank": "-" if iterations.slowest_rank is None else str(iterations.slowest_rank),
         **_diagnosis(snapshot),
         "tx_gbps": _number(sum_known(nic.tx_bps for nic in nics), 4, 1e9),
         "rx_gbps": _number(sum_known(nic.rx_bps for nic in nics), 4, 1e9),

@@ -192,7 +192,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Throughput:
-    """Total throughput of all interfaces of all nodes, without loopback."""
+    """Total throughput of all interfaces of all nodes; with loopback only if the training is over loopback."""
 
     t_ns: int
     tx_bps: float
@@ -227,6 +227,7 @@ class Snapshot:
         elapsed_s: time since the run began.
         throughput: the last minutes, one value per snapshot.
         sockets: number of known sockets of all nodes, active or not; None if sockets are not recorded.
+        is_over_loopback: True if no connection of the training leaves its node, as of the last ones that sent.
     """
 
     t_ns: int
@@ -250,3 +251,4 @@ class Snapshot:
     output: tuple[str, ...] = ()
     throughput: tuple[Throughput, ...] = ()
     diagnosis: Diagnosis = field(default_factory=Diagnosis)
+    is_over_loopback: bool = False

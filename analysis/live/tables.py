@@ -168,8 +168,11 @@ def cell(text: str, width: int, right: bool = False) -> str:
 
 
 def busiest(run: Snapshot) -> Snapshot:
-    """Return a snapshot for the overview: the busiest interfaces first, loopback last; queues with backlog or drops."""
-    nics = sorted(run.nics, key=lambda nic: (nic.name == "lo", -max(nic.tx_bps or 0, nic.rx_bps or 0)))
+    """Return a snapshot for the overview: the busiest interfaces first; queues with backlog or drops.
+
+    Loopback is last, unless the training is over it.
+    """
+    nics = sorted(run.nics, key=lambda nic: (_is_aside(nic, run), -max(nic.tx_bps or 0, nic.rx_bps or 0)))
     queues = tuple(queue for queue in run.queues if queue.backlog_bytes or queue.drops_total)
     return dataclasses.replace(run, nics=tuple(nics), queues=queues)
 
@@ -197,10 +200,14 @@ def _load(nic: Nic) -> float | None:
     return max(rates) / nic.speed_bps if rates and nic.speed_bps else None
 
 
-def _nic_style(nic: Nic, _run: Snapshot) -> str:
+def _is_aside(nic: Nic, run: Snapshot) -> bool:
+    return nic.name == "lo" and not run.is_over_loopback
+
+
+def _nic_style(nic: Nic, run: Snapshot) -> str:
     if nic.drops_per_s:
         return BAD
-    return WARNING if (_load(nic) or 0) > _FULL else DIM if nic.name == "lo" else ""
+    return WARNING if (_load(nic) or 0) > _FULL else DIM if _is_aside(nic, run) else ""
 
 
 class _NodeRow(NamedTuple):

@@ -401,3 +401,16 @@ def test_segments_whose_bytes_are_not_known_are_counted() -> None:
     item = {"per": "iteration", "retransmissions": 3.0, "retransmitted_bytes": None, "queue_backlog_bytes": None}
     lines = _congestion({"congestion": item})
     assert lines == ["Retransmitted per iteration: 3 segments, of a size that the records do not give."]
+
+
+def test_congestion_is_what_was_seen_and_its_absence_one_line() -> None:
+    unknown = dict.fromkeys(["retransmissions", "retransmitted_bytes", "segments_retransmitted", "queue_drops"])
+    item = {"per": "run", **unknown, "queue_backlog_bytes": None}
+    assert _congestion({"congestion": item}) == []
+    assert _congestion({"congestion": item | {"queue_drops": 0}}) == ["No sign of it in what was recorded."]
+    seen = {"segments_retransmitted": 2.0, "queue_drops": 3, "queue_backlog_bytes": 1500, "nic_drops": 0}
+    assert _congestion({"congestion": item | seen}) == [
+        "Retransmitted in all, by all programs of the nodes: 2 segments.",
+        "In all: 3 packets dropped in queues.",
+        "The largest backlog seen in a queue is 1.5 kB.",
+    ]

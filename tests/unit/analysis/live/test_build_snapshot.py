@@ -18,6 +18,7 @@ from ringtap.analysis.live.build_snapshot import SnapshotSource
 from ringtap.analysis.live.flows import NOBODY, Owner, Owners, traffic_of
 from ringtap.analysis.live.plain import line_of
 from ringtap.analysis.live.snapshot import Snapshot
+from ringtap.analysis.live.tables import busiest
 from ringtap.core.append_only_logs import Field
 from ringtap.core.run_directory import write_json
 from ringtap.core.run_directory_schema import CROSS_PORTS
@@ -79,30 +80,8 @@ def test_iterations_are_those_of_all_ranks(tmp_path: Path) -> None:
         stats = Watch(run.path).at(3).iterations
     assert [item.number for item in stats.history] == list(range(1, 12))
     assert {round(item.seconds, 6) for item in stats.history} == {0.25}
-    assert {round(item.lag_s, 6) for item in stats.history} == {0.002}
-    assert (stats.slowest_rank, stats.ranks, stats.world_size) == (1, 2, 2)
+    assert (stats.ranks, stats.world_size) == (2, 2)
     assert (stats.last_s, stats.median_s, stats.p99_s) == (0.25, 0.25, 0.25)
-
-
-def test_the_slowest_rank_is_that_of_analyze(tmp_path: Path) -> None:
-    """The others wait for the rank whose last gradient is ready last, although it ends its step first."""
-    with RunWriter(tmp_path / "run", "S0", "S1") as run:
-        watch = Watch(run.path)
-        for step in range(12):
-            for rank, (node, ready, end) in enumerate(zip(run.nodes.values(), (0.8, 0.6), (0.9, 0.95), strict=True)):
-                moments = [node.t(step + at)[0] for at in (0.1, 0.3, ready, 0.5, 0.85)]
-                spans = (200_000_000, 300_000_000, 350_000_000, 300_000_000)
-                if step < 9:
-                    node.records(
-                        f"steps/rank{rank}-{rank}.ddp.rec", [*DDP, *T], (step, 0, *moments, *spans, *node.t(step + end))
-                    )
-                node.step(rank, rank, step, step + end)
-            if step % 5 == 0:
-                watch.at(step + 1)
-        stats = watch.at(12).iterations
-    found = open_job(run.path).iterations["slowest_rank"].tolist()
-    assert [item.slowest_rank for item in stats.history] == found[-11:] == [0] * 8 + [1] * 3
-    assert stats.slowest_rank == 0
 
 
 @settings(deadline=None, max_examples=25)
@@ -245,6 +224,29 @@ def test_the_throughput_counts_each_byte_once(tmp_path: Path) -> None:
     assert {(item.tx_bps, item.rx_bps) for item in snapshot.throughput} == {(16e6, 16e6)}
 
 
+def test_loopback_is_shown_where_the_training_is_over_it(tmp_path: Path) -> None:
+    """Ranks of one node, and then of two: an interface is what the training uses, also while it is silent."""
+    ends = {"S0": ("127.0.0.1", 1000, "127.0.0.1", 2000), "S1": ("10.0.0.1", 1000, "10.0.0.2", 2000)}
+    for name, (source, sport, destination, dport) in ends.items():
+        with RunWriter(tmp_path / name, "S0") as run:
+            node, watch = run.nodes["S0"], Watch(run.path)
+            for inode, rank in ((1, 0), (2, 1)):
+                node.line("sockets/owners.jsonl", t_ns=0, inode=inode, pid=inode, rank=rank, command="python job.py")
+            for at in range(1, 9):
+                sent = at * 1_000_000
+                node.nic(at, lo=(sent, sent), eth0=(0, 0))
+                acked = min(at, 5) * 1_000_000
+                node.socket(at, 1, (source, sport, destination, dport), bytes_acked=acked)
+                node.socket(at, 2, (destination, dport, source, sport), bytes_received=acked)
+                snapshot = watch.at(at)
+        is_over = name == "S0"
+        assert not snapshot.flows
+        assert snapshot.is_over_loopback is is_over
+        assert snapshot.throughput[-1].tx_bps == (8e6 if is_over else 0)
+        assert f" tx_gbps={0.008 if is_over else 0:.4f} " in line_of(snapshot)
+        assert [nic.name for nic in busiest(snapshot).nics] == (["lo", "eth0"] if is_over else ["eth0", "lo"])
+
+
 def test_without_a_fit_the_best_measurement_of_a_clock_counts(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "run", "S0") as run:
         node = run.nodes["S0"]
@@ -374,7 +376,6 @@ def test_nodes_ranks_and_files_may_appear_later(tmp_path: Path) -> None:
             second.step(1, 1, step, step + 1.5)
         stats = watch.at(6).iterations
         assert [item.number for item in stats.history] == [1, 2]
-        assert stats.slowest_rank == 1
         first.nic(6, eth0=(0, 0))
         first.nic(7, eth0=(0, 1000))
         first.records("nic/nic-2.rec", nic_fields("eth0", "eth1"), *[(*first.t(at), *[0] * 16) for at in (8, 9)])
@@ -488,7 +489,7 @@ def test_ranks_are_compared_on_the_reference_nodes_clock(tmp_path: Path) -> None
         snapshot = watch.at(20)
         (node,) = (node for node in snapshot.nodes if node.name == "S1")
     assert (node.clock_offset_s, node.clock_error_s) == (2.0, 5e-5)
-    assert [item.slowest_rank for item in snapshot.iterations.history] == [0, 0]
+    assert [round(item.seconds, 6) for item in snapshot.iterations.history] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("is_noted", [True, False])
@@ -515,9 +516,7 @@ def test_a_clock_that_is_set_moves_no_iteration(tmp_path: Path, is_noted: bool) 
             row = (number, 0, end_ns - 10**6, end_ns, end_mono_ns - 10**6, end_mono_ns, 0, 1)
             node.records("steps/rank1-1.rec", STEPS, row, rank=1, world_size=2)
         snapshot = watch.at(20)
-    assert [(item.seconds, item.slowest_rank, item.lag_s) for item in snapshot.iterations.history] == [
-        (1.0, 1, 0.25)
-    ] * 5
+    assert [item.seconds for item in snapshot.iterations.history] == [1.0] * 5
     assert {rank.step_s for rank in snapshot.ranks} == {1.0}
 
 

@@ -491,7 +491,7 @@ async def test_the_first_page_says_why_a_collector_failed(snapshot: Snapshot, tm
 
 
 def _with_iterations(snapshot: Snapshot, *seconds: float, **first: bool) -> Snapshot:
-    history = [LiveIteration(number, number * 10**12, value, 0, 0.0) for number, value in enumerate(seconds, 1)]
+    history = [LiveIteration(number, number * 10**12, value) for number, value in enumerate(seconds, 1)]
     history[0] = dataclasses.replace(history[0], **first)
     stats = dataclasses.replace(snapshot.iterations, history=tuple(history), median_s=1.0)
     return dataclasses.replace(snapshot, iterations=stats, marks=(Mark(2 * 10**12 - 1, ""),))

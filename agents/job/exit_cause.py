@@ -86,5 +86,16 @@ class ExitCause:
         name = one_line(self._command[0])
         if shutil.which(self._command[0], os.F_OK, self._path) is None:
             return f"{name} was not found"
-        is_executable = shutil.which(self._command[0], os.X_OK, self._path) is not None
-        return "" if is_executable else f"{name} is not executable (chmod +x)"
+        program = shutil.which(self._command[0], os.X_OK, self._path)
+        if program is None:
+            return f"{name} is not executable (chmod +x)"
+        return f"{name} is neither a program nor a script that begins with #!" if _is_text(Path(program)) else ""
+
+
+def _is_text(program: Path) -> bool:
+    """Return True if the kernel knows no way to run a file: it has no interpreter and is no ELF program."""
+    try:
+        with program.open("rb") as file:
+            return not file.read(4).startswith((b"#!", b"\x7fELF"))
+    except OSError:
+        return False

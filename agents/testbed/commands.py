@@ -71,6 +71,7 @@ def _up(options: argparse.Namespace) -> int:
     from inspect import signature
 
     from ringtap.agents.testbed.forwarding_capacity import excess
+    from ringtap.agents.testbed.registry import all_testbeds
     from ringtap.agents.testbed.start_testbed import rate_warnings, testbed
 
     # its parameters have the names of the options
@@ -85,7 +86,9 @@ def _up(options: argparse.Namespace) -> int:
         _print_links(built.state.links)
         for warning in warnings:
             print(f"warning: {warning}")
-        print(f"Testbed {spec.name} is up. Next: ringtap testbed exec {spec.hosts[0]} -- ping -c 1 {spec.hosts[1]}")
+        several = sum(other.alive() for other in all_testbeds()) > 1
+        first = f"--testbed {spec.name} {spec.hosts[0]}" if several else spec.hosts[0]
+        print(f"Testbed {spec.name} is up. Next: ringtap testbed exec {first} -- ping -c 1 {spec.hosts[1]}")
     if warnings:
         raise MeasurementError(
             f"testbed {spec.name} is up, but the rate of {counted(len(warnings), 'link direction')} is off by over 5 %"

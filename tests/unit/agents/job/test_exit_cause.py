@@ -64,6 +64,9 @@ def test_a_command_that_cannot_be_run_is_named(tmp_path: Path) -> None:
     assert ExitCause(["no\nne"], path, kills).words(127) == "no\\nne was not found"
     assert ExitCause(["train.py"], path, kills).words(126) == "train.py is not executable (chmod +x)"
     (tmp_path / "train.py").chmod(0o755)
+    text = "train.py is neither a program nor a script that begins with #!"
+    assert ExitCause(["train.py"], path, kills).obstacle(126) == text
+    (tmp_path / "train.py").write_text("#!/bin/sh\n")
     for code in (126, 127):  # of a shell that the command ran
         cause = ExitCause(["train.py"], path, kills)
         assert cause.words(code) == "a shell's exit code for a command that it cannot run"

@@ -68,7 +68,7 @@ def _late_samples(series: Series) -> list[Expectation]:
 
 def _disturbances(series: Series) -> list[Expectation]:
     disturbed = [point.disturbed for point in series.points if point.disturbed]
-    known = any(point.other_bps is not None for point in series.points)
+    known = any(point.other_gbps is not None for point in series.points)
     if not known and not disturbed:
         return []
     found = (

@@ -239,7 +239,7 @@ def next_of(path: Path, series: str) -> Choice:
     for point in measure(run):
         if point.cross_gbps is None or not len(point.iteration_s):
             raise UsageError(f"a window of {series} has no load or no iteration: {'; '.join(point.reasons)}")
-        asked = round((point.requested_bps or 0.0) / capacity_bps, 4)
+        asked = round((point.unscaled_requested_bps or 0.0) / capacity_bps, 4)
         load = min(point.cross_gbps, _MOST_LOAD * aims.capacity_gbps)
         measured.append(Measured(asked, load, point.iteration_s, aims.settle_s + (point.window_s or 0.0)))
     again = [item for item in read_points(path / REJECTED_JSONL)[0] if item["series"] == series]

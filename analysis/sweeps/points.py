@@ -28,10 +28,10 @@ Stated = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
 class _Rate:
-    """One of a point's rates as an attribute: ``_bps`` of the testbed, or ``_gbps`` of full size."""
+    """One of a point's rates as an attribute: ``_bps`` as measured, or ``_gbps`` of full size."""
 
     def __set_name__(self, owner: type[Point], name: str) -> None:
-        self._rate, _, self._unit = name.rpartition("_")
+        self._rate, _, self._unit = name.removeprefix("unscaled_").rpartition("_")
 
     def __get__(self, point: Point, owner: type[Point]) -> float | None:
         rate: float | None = getattr(point, self._rate)
@@ -48,23 +48,25 @@ COLUMNS = {
     "collective": "collective that exchanged the gradients; empty: that of the job's own backend.",
     "topology": "topology of the testbed; empty: the sweep has one only.",
     "directory": "run directory of its job; empty for a point of a table.",
-    "requested_bps": "load requested from the generator; None for a point of a table.",
+    "unscaled_requested_bps": "load requested from the generator; None for a point of a table.",
     "requested_gbps": "the same, full size.",
-    "cross_bps": "cross traffic that came through the bottleneck in the window, as frames on the wire "
+    "unscaled_cross_bps": "cross traffic that came through the bottleneck in the window, as frames on the wire "
     "(`ringtap.core.ethernet`), or, where no interface carries it alone, the part that the receiver acknowledged, "
     "or that of a simulation; None if it was not recorded.",
     "cross_gbps": "the same, full size.",
-    "cross_std_bps": "standard deviation of its rate over the bins of 0.1 s of the window; None if it is not known.",
+    "unscaled_cross_std_bps": "standard deviation of its rate over the bins of 0.1 s of the window; None if it is "
+    "not known.",
     "cross_std_gbps": "the same, full size.",
     "iperf_streams": "parallel streams of iperf that sent it; None for other traffic, and if it was not recorded.",
-    "total_bps": "everything that left the bottleneck port.",
+    "unscaled_total_bps": "everything that left the bottleneck port.",
     "total_gbps": "the same, full size.",
     "utilisation": "total over the capacity of the bottleneck.",
-    "other_bps": "traffic at the bottleneck that is not the sweep's, as the sweep recorded it; None if it did not.",
+    "unscaled_other_bps": "traffic at the bottleneck that is not the sweep's, as the sweep recorded it; None if it "
+    "did not.",
     "other_gbps": "the same, full size.",
-    "training_bps": "total minus cross traffic and, if it is known, other traffic.",
+    "unscaled_training_bps": "total minus cross traffic and, if it is known, other traffic.",
     "training_gbps": "the same, full size.",
-    "counting_error_bps": "largest error of cross and total traffic from interpolation between the counters' "
+    "unscaled_counting_error_bps": "largest error of cross and total traffic from interpolation between the counters' "
     "samples at the window's ends; None if neither was counted.",
     "counting_error_gbps": "the same, full size.",
     "window_s": "length of the window; None for a point of a table.",
@@ -92,7 +94,7 @@ COLUMNS = {
 @with_section("Attributes", COLUMNS)
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One point of a series. Rates ending in ``_bps`` are those of the testbed, ``_gbps`` full-size ones.
+    """One point of a series. ``unscaled_`` rates are those of the testbed, ``_gbps`` full-size ones.
 
     Each rate is stored once: in bit/s of the testbed, whose rates are multiplied by ``scale`` for full size; without a
     testbed (``scale`` is None) in Gbit/s.
@@ -134,13 +136,13 @@ class Point:
     scale: float | None
     iteration_s: Array = field(repr=False, compare=False)
 
-    requested_bps, requested_gbps = _Rate(), _Rate()
-    cross_bps, cross_gbps = _Rate(), _Rate()
-    cross_std_bps, cross_std_gbps = _Rate(), _Rate()
-    total_bps, total_gbps = _Rate(), _Rate()
-    other_bps, other_gbps = _Rate(), _Rate()
-    training_bps, training_gbps = _Rate(), _Rate()
-    counting_error_bps, counting_error_gbps = _Rate(), _Rate()
+    unscaled_requested_bps, requested_gbps = _Rate(), _Rate()
+    unscaled_cross_bps, cross_gbps = _Rate(), _Rate()
+    unscaled_cross_std_bps, cross_std_gbps = _Rate(), _Rate()
+    unscaled_total_bps, total_gbps = _Rate(), _Rate()
+    unscaled_other_bps, other_gbps = _Rate(), _Rate()
+    unscaled_training_bps, training_gbps = _Rate(), _Rate()
+    unscaled_counting_error_bps, counting_error_gbps = _Rate(), _Rate()
 
     def to_json(self) -> dict[str, Any]:
         """The point's numbers as plain values, without the single iteration times."""
@@ -207,8 +209,8 @@ def _points_of(
 def _names() -> Iterator[str]:
     """Yield the names of a point's numbers and texts, with both of each rate."""
     for item in fields(Point):
-        if f"{item.name}_bps" in vars(Point):
-            yield from (f"{item.name}_bps", f"{item.name}_gbps")
+        if f"{item.name}_gbps" in vars(Point):
+            yield from (f"unscaled_{item.name}_bps", f"{item.name}_gbps")
         elif item.name not in ("scale", "iteration_s"):
             yield item.name
 

@@ -101,9 +101,9 @@ def test_a_sweep_over_rdma_is_counted_at_the_port(tmp_path: Path) -> None:
     point = ringtap.open_sweep(out).points.iloc[0]
     assert (point.series, point.transport) == ("marks-iperf-rdma", "rdma")
     # the writer may be late by a few periods of its own at either end of the window
-    assert point.total_bps == pytest.approx(RECEIVED_BPS, rel=0.02)
-    assert point.training_bps == pytest.approx(point.total_bps, rel=0.001)
-    assert 0 < point.counting_error_bps <= 0.06 * RECEIVED_BPS  # two samples' time, of 0.1 s each, in 4 s
+    assert point.unscaled_total_bps == pytest.approx(RECEIVED_BPS, rel=0.02)
+    assert point.unscaled_training_bps == pytest.approx(point.unscaled_total_bps, rel=0.001)
+    assert 0 < point.unscaled_counting_error_bps <= 0.06 * RECEIVED_BPS  # two samples' time, of 0.1 s each, in 4 s
     printed = next((out / point.directory).glob("nodes/*/log/job.out")).read_text()
     assert "'NCCL_IB_HCA': '=mlx5_0:1'" in printed
     assert "'NCCL_IB_DISABLE': '0'" in printed

@@ -111,7 +111,9 @@ def test_other_traffic_is_seen_before_the_sweep_and_in_its_windows(desk: Desk, t
     assert alone["found"].startswith("1 of 1 points disturbed: S0 took in ")
     assert "Disturbed, the point at " in (tmp_path / "forced" / "report" / "report.html").read_text()
     (point,) = ringtap.open_run(tmp_path / "forced").points.to_dict("records")
-    assert point["training_bps"] == pytest.approx(point["total_bps"] - point["cross_bps"] - noted["other_bps"])
+    assert point["unscaled_training_bps"] == pytest.approx(
+        point["unscaled_total_bps"] - point["unscaled_cross_bps"] - noted["other_bps"]
+    )
 
 
 def rank_of(run: Path, node: str) -> int:

@@ -141,11 +141,11 @@ def test_the_same_result_as_on_the_testbed_although_a_host_was_lost(desk: Desk, 
     assert generator["ok"], "at the highest load of the plan: a real link is not loaded any further"
     empty, loaded = (ringtap.open_run(path).points.to_dict("records") for path in (out, testbed_sweep))
     for by_ssh, here in zip(empty, loaded, strict=True):
-        assert by_ssh["requested_bps"] == here["requested_bps"]
+        assert by_ssh["unscaled_requested_bps"] == here["unscaled_requested_bps"]
         # windows of 2.5 s were seen to differ by 10 % on one testbed; on a busy machine by more
         assert by_ssh["mean_s"] == pytest.approx(here["mean_s"], rel=0.25)
-        assert by_ssh["cross_bps"] == pytest.approx(here["cross_bps"], rel=0.15, abs=1e5)
-        assert by_ssh["total_bps"] == pytest.approx(here["total_bps"], rel=0.25)
+        assert by_ssh["unscaled_cross_bps"] == pytest.approx(here["unscaled_cross_bps"], rel=0.15, abs=1e5)
+        assert by_ssh["unscaled_total_bps"] == pytest.approx(here["unscaled_total_bps"], rel=0.25)
     assert empty[1]["mean_s"] > 1.5 * empty[0]["mean_s"]
     assert not list(desk.folder.glob("disk of S?/*")), "nothing stays on the hosts, nor on the one that was lost"
 
@@ -175,7 +175,7 @@ def test_configuration_a_by_one_interface_of_each_server(desk: Desk, kind: str) 
     assert info["bottleneck"]["total"] == [{"node": "S0", "nic": "eth0", "direction": "tx"}]
     points = ringtap.open_sweep(out).points
     empty, light, heavy = points.to_dict("records")
-    assert empty["cross_bps"] == 0
+    assert empty["unscaled_cross_bps"] == 0
     assert not [point for point in (empty, light, heavy) if point["disturbed"]]
     (reason,) = {point["reasons"] for point in (empty, light, heavy)}
     assert reason == (
@@ -185,20 +185,20 @@ def test_configuration_a_by_one_interface_of_each_server(desk: Desk, kind: str) 
     for number, point in enumerate((light, heavy), 1):
         if kind == "iperf":
             # 5 % more than asked for are headers; what it catches up after a pause differs by some percent more
-            assert point["cross_bps"] == pytest.approx(point["requested_bps"] * 1.045, rel=0.25)
+            assert point["unscaled_cross_bps"] == pytest.approx(point["unscaled_requested_bps"] * 1.045, rel=0.25)
         else:
             # what the sender's log says of each flow: those of 20 ms at either end of 5 s were not sent evenly
             window = read_json_lines(out / "points.jsonl")[0][number]
             sent_bps = logged_bps(out / "series/small-consistent-1/nodes/S0/sent", window)
-            assert point["cross_bps"] == pytest.approx(sent_bps * 1.045, rel=0.05)
-            assert sent_bps < 1.25 * point["requested_bps"]
+            assert point["unscaled_cross_bps"] == pytest.approx(sent_bps * 1.045, rel=0.05)
+            assert sent_bps < 1.25 * point["unscaled_requested_bps"]
         # what the port counted beside cross traffic is equation 3.1 with four workers, 1.5 times the gradient of
         # 25 million parameters / 100 in each iteration, with headers (5 %) and acknowledgements
-        volume = point["training_bps"] * point["mean_s"] / 8
+        volume = point["unscaled_training_bps"] * point["mean_s"] / 8
         assert volume == pytest.approx(1.5 * 250_000 * 4 * 1.05, rel=0.06)
-        assert point["other_bps"] < 0.02 * 250e6
-    assert heavy["cross_bps"] > 1.25 * light["cross_bps"]
-    assert heavy["total_bps"] > 1.15 * light["total_bps"] > 1.15 * empty["total_bps"]
+        assert point["unscaled_other_bps"] < 0.02 * 250e6
+    assert heavy["unscaled_cross_bps"] > 1.25 * light["unscaled_cross_bps"]
+    assert heavy["unscaled_total_bps"] > 1.15 * light["unscaled_total_bps"] > 1.15 * empty["unscaled_total_bps"]
     # this little cross traffic may delay iterations by less than what a busy machine changes of them
     assert heavy["mean_s"] > 0.95 * light["mean_s"]
     assert min(heavy["mean_s"], light["mean_s"]) > 0.95 * empty["mean_s"]
@@ -470,7 +470,7 @@ def test_a_replay_goes_from_training_address_to_training_address(desk: Desk) -> 
     (point,) = ringtap.open_sweep(out).points.to_dict("records")
     assert point["iterations"] >= 5
     # as on the testbed: what a worker sends of a million bytes, in frames with 5 % of headers
-    assert point["training_bps"] * point["mean_s"] / 8 == pytest.approx(4 / 3 * 1e6 * 1.05, rel=0.1)
+    assert point["unscaled_training_bps"] * point["mean_s"] / 8 == pytest.approx(4 / 3 * 1e6 * 1.05, rel=0.1)
 
 
 def test_a_parameter_server_on_a_server_that_does_not_train(desk: Desk) -> None:
@@ -483,7 +483,7 @@ def test_a_parameter_server_on_a_server_that_does_not_train(desk: Desk) -> None:
     assert done.returncode == 0, done.stderr
     (point,) = ringtap.open_sweep(out).points.to_dict("records")
     # S0 gets the parameters once, where a ring of three would bring 4/3 of them; in frames with 5 % of headers
-    assert point["training_bps"] * point["mean_s"] / 8 == pytest.approx(1e6 * 1.05, rel=0.06)
+    assert point["unscaled_training_bps"] * point["mean_s"] / 8 == pytest.approx(1e6 * 1.05, rel=0.06)
     # three workers push over the one link of S2: 3 MB of 250 Mbit/s, beside 50 ms of computing in part
     assert point["mean_s"] > 0.1
 

@@ -113,9 +113,9 @@ def test_a_window_does_not_begin_before_a_sender_that_starts_slowly(tmp_path: Pa
     done = run("sweep", write_plan(tmp_path, text), "-o", tmp_path / "out", environment={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     free, loaded = ringtap.open_sweep(tmp_path / "out").points.to_dict("records")
-    assert free["cross_bps"] < 1e6
+    assert free["unscaled_cross_bps"] < 1e6
     # 1 s of traffic: its bytes are counted to a sample of 100 ms at either end
-    assert loaded["cross_bps"] == pytest.approx(loaded["requested_bps"], rel=0.2)
+    assert loaded["unscaled_cross_bps"] == pytest.approx(loaded["unscaled_requested_bps"], rel=0.2)
 
 
 @pytest.mark.alone(2)

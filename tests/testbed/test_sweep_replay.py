@@ -41,7 +41,7 @@ def test_a_replay_takes_as_long_as_the_job(tmp_path: Path) -> None:
     assert replay["mean_s"][0] == pytest.approx(job["mean_s"][0], rel=0.15)
     assert replay["mean_s"][1] == pytest.approx(job["mean_s"][1], rel=0.3)
     # what a worker sends in an iteration is 2 (N - 1) / N of a million bytes, in frames with 5 % of headers
-    volume = replay["training_bps"] * replay["mean_s"] / 8
+    volume = replay["unscaled_training_bps"] * replay["mean_s"] / 8
     assert volume.tolist() == [pytest.approx(4 / 3 * 1e6 * 1.05, rel=0.1)] * 2
     # the sweep ends one node after the other: flows to those that have gone may fail, but none that it measured
     window = json.loads((tmp_path / "run" / "points.jsonl").read_text().splitlines()[-1])

@@ -88,12 +88,12 @@ def test_a_port_of_ethernet_gives_the_planted_rate(sweep: Path) -> None:
     point = open_sweep(sweep).points.iloc[0]
     assert point.window_s > 25
     # an iteration's frames at either end of the window may fall to one side or the other
-    assert point.total_bps == pytest.approx(RATE_BPS, rel=2 * PERIOD_S / point.window_s)
-    assert abs(point.total_bps - RATE_BPS) <= point.counting_error_bps
+    assert point.unscaled_total_bps == pytest.approx(RATE_BPS, rel=2 * PERIOD_S / point.window_s)
+    assert abs(point.unscaled_total_bps - RATE_BPS) <= point.unscaled_counting_error_bps
     # at most the two gaps of a second at its ends
-    assert 0 < point.counting_error_bps < 2.1 / point.window_s * RATE_BPS
-    assert point.counting_error_gbps == pytest.approx(point.counting_error_bps * 100 / 1e9)
-    assert point.training_bps == pytest.approx(point.total_bps - point.cross_bps)
+    assert 0 < point.unscaled_counting_error_bps < 2.1 / point.window_s * RATE_BPS
+    assert point.counting_error_gbps == pytest.approx(point.unscaled_counting_error_bps * 100 / 1e9)
+    assert point.unscaled_training_bps == pytest.approx(point.unscaled_total_bps - point.unscaled_cross_bps)
 
 
 def test_the_watch_reads_the_same_counters(sweep: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_window_that_is_short_for_its_counter_has_no_rate(sweep: Path) -> None
     point["window_end_ns"] = point["window_start_ns"] + 10 * S
     (sweep / "points.jsonl").write_text(json.dumps(point) + "\n")
     measured = open_sweep(sweep).points
-    assert measured["total_bps"].isna().all()
+    assert measured["unscaled_total_bps"].isna().all()
     assert "counter rx_bytes_phy of node S0 has a gap at an edge of the window" in measured["reasons"].iloc[0]
 
 
@@ -118,10 +118,10 @@ def test_a_job_of_an_older_version_is_counted_as_its_sweep_says(tmp_path: Path) 
     path = tmp_path / "sweep"
     write_sweep(path, [("resnet50", "iperf")], loads_gbps=(7.5,))
     before = open_sweep(path).points.iloc[0]
-    assert before.total_bps == pytest.approx(95e6, rel=0.05)  # 75 of cross traffic and 20 of training
+    assert before.unscaled_total_bps == pytest.approx(95e6, rel=0.05)  # 75 of cross traffic and 20 of training
     edit_info(path, bottleneck={"cross": [], "total": [PORT | {"source": "infiniband", "port": "mlx5_0-1"}]})
     after = open_sweep(path).points.iloc[0]
-    assert after.cross_bps == 0
+    assert after.unscaled_cross_bps == 0
     assert after.reasons == "total traffic: counter port_rcv_data of node S0 was not recorded"
 
 

@@ -394,7 +394,7 @@ def test_the_analysis_reads_a_clusters_counters(tmp_path: Path) -> None:
     bottleneck = info["bottleneck"] | {"total": total, "mtu": 9000}
     edit_info(tmp_path / "run", plan=info["plan"] | {"topology": topology}, bottleneck=bottleneck)
     lacking = open_run(tmp_path / "run").points
-    assert lacking["cross_bps"].isna().all()
+    assert lacking["unscaled_cross_bps"].isna().all()
     assert "the MTU of cross0 of node S0 was not recorded" in lacking["reasons"].iloc[0]
 
     facts = {"nics": {"eth0": {"mtu": 9000}, "cross0": {"mtu": 1500}}}
@@ -402,11 +402,11 @@ def test_the_analysis_reads_a_clusters_counters(tmp_path: Path) -> None:
         write_json(node / "node.json", {"before": facts})
     summed = open_run(tmp_path / "run").points
     # eth0 and cross0 together take in what the switch lets out to them
-    assert list(summed["total_bps"]) == pytest.approx(list(plain["total_bps"]), rel=0.05)
-    assert list(summed["cross_bps"]) == pytest.approx(list(plain["cross_bps"]), rel=0.05)
+    assert list(summed["unscaled_total_bps"]) == pytest.approx(list(plain["unscaled_total_bps"]), rel=0.05)
+    assert list(summed["unscaled_cross_bps"]) == pytest.approx(list(plain["unscaled_cross_bps"]), rel=0.05)
 
     edit_info(tmp_path / "run", bottleneck=bottleneck | {"cross": []})
     unloaded = open_run(tmp_path / "run").points
-    assert list(unloaded["cross_bps"]) == [0, 0], "nobody sent any"
+    assert list(unloaded["unscaled_cross_bps"]) == [0, 0], "nobody sent any"
     edit_info(tmp_path / "run", bottleneck={"total": total})
-    assert open_run(tmp_path / "run").points["cross_bps"].isna().all(), "not known is not none"
+    assert open_run(tmp_path / "run").points["unscaled_cross_bps"].isna().all(), "not known is not none"

@@ -613,7 +613,7 @@ def test_a_partial_sweep_reports_what_there_is(tmp_path, capsys):
     assert data["torn"] == {"series/vgg16-burst-1/nodes/S1/steps/rank1-101.rec": 1}
     assert any("cross0.rx_bytes" in item["why"] for item in data["not_collected"])
     burst = data["series"][1]
-    assert all(point["cross_bps"] is None for point in burst["points"])
+    assert all(point["unscaled_cross_bps"] is None for point in burst["points"])
     assert burst["fit"] is None
     assert burst["fit_reason"]
     text = " ".join(page(path).text)

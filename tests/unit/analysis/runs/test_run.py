@@ -188,8 +188,8 @@ def test_missing_counters_give_a_reason_and_never_a_zero(tmp_path, bottleneck, s
     write_sweep(tmp_path / "sweep", [("vgg16", "consistent")], loads_gbps=(0.0, 10.0), iterations=5)
     edit_info(tmp_path / "sweep", bottleneck=bottleneck)
     for point in measure(read_run(tmp_path / "sweep")):
-        assert point.cross_bps is None
-        assert point.training_bps is None
+        assert point.unscaled_cross_bps is None
+        assert point.unscaled_training_bps is None
         assert any(says in reason for reason in point.reasons)
 
 
@@ -199,8 +199,8 @@ def test_counters_that_stop_or_run_backwards_give_a_reason(tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) * 2 // 3])
     first, second = measure(read_run(tmp_path / "sweep"))
-    assert first.cross_bps is not None
-    assert second.cross_bps is None
+    assert first.unscaled_cross_bps is not None
+    assert second.unscaled_cross_bps is None
     assert "does not cover the window" in second.reasons[0]
     path.unlink()
     writer = RecordWriter(path, counter_fields(["cross0"]), {})
@@ -239,10 +239,10 @@ def test_the_deviation_of_the_load_is_that_of_its_rate_in_bins_of_a_tenth_of_a_s
     assert bins > 20
     (point,) = measure(read_run(tmp_path / "sweep"))
     # an even or odd number of bins of 60 and 140 Mbit/s; the packet counter is whole frames, of up to 0.1 Mbit/s
-    assert point.cross_std_bps == pytest.approx(
+    assert point.unscaled_cross_std_bps == pytest.approx(
         np.std([60e6, 140e6] * (bins // 2) + [60e6] * (bins % 2), ddof=1), rel=0.005
     )
-    assert point.cross_std_gbps == pytest.approx(point.cross_std_bps / 1e7)
+    assert point.cross_std_gbps == pytest.approx(point.unscaled_cross_std_bps / 1e7)
     assert point.reasons == ()
 
 
@@ -250,7 +250,7 @@ def test_the_deviation_of_a_load_that_was_not_sampled_in_between_has_a_reason(tm
     write_sweep(tmp_path / "sweep", [("vgg16", "consistent")], loads_gbps=(10.0,), iterations=9)
     write_square_wave(tmp_path / "sweep", (60e6, 140e6), lost=[(10**9, 115 * 10**7)])
     (point,) = measure(read_run(tmp_path / "sweep"))
-    assert (point.cross_bps is None, point.cross_std_bps) == (False, None)
+    assert (point.unscaled_cross_bps is None, point.unscaled_cross_std_bps) == (False, None)
     assert point.reasons == (
         "standard deviation of the cross traffic: the counters of node S0 have gaps of more than a bin",
     )
@@ -263,7 +263,7 @@ def test_the_deviation_of_acknowledged_traffic_has_a_reason(tmp_path):
     line = json.loads((tmp_path / "sweep" / "points.jsonl").read_text())
     (tmp_path / "sweep" / "points.jsonl").write_text(json.dumps(line | {"cross_bps": 1e8}) + "\n")
     (point,) = measure(read_run(tmp_path / "sweep"))
-    assert (point.cross_bps, point.cross_std_bps) == (1e8, None)
+    assert (point.unscaled_cross_bps, point.unscaled_cross_std_bps) == (1e8, None)
     assert "only the mean of what the receiver acknowledged" in point.reasons[0]
 
 
@@ -367,7 +367,7 @@ def test_a_clock_that_is_set_during_a_sweep_changes_no_point(tmp_path, step_s):
     found = measure(ringtap.open_sweep(tmp_path / "sweep").run)
     assert found == expected
     assert [one.iteration_s.tolist() for one in found] == [one.iteration_s.tolist() for one in expected]
-    assert all(one.cross_bps is not None for one in found)
+    assert all(one.unscaled_cross_bps is not None for one in found)
 
 
 AHEAD_NS = {"S0": 0, "S1": 50_000_000, "S3": -30_000_000, "switch": 120_000_000}
@@ -383,7 +383,7 @@ def test_clocks_that_differ_change_no_point_and_no_iteration_of_its_job(tmp_path
     sweep = ringtap.open_sweep(tmp_path / "sweep")
     found = measure(sweep.run)
     assert [one.iteration_s.tolist() for one in found] == [one.iteration_s.tolist() for one in expected]
-    for name in ("window_s", "cross_bps", "total_bps", "cross_std_bps"):
+    for name in ("window_s", "unscaled_cross_bps", "unscaled_total_bps", "unscaled_cross_std_bps"):
         assert [getattr(one, name) for one in found] == pytest.approx([getattr(one, name) for one in expected])
     columns = ["start_ns", "end_ns", "iteration_s"]
     job = sweep.run.job(directory)

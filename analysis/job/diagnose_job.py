@@ -103,7 +103,7 @@ def _other_cores(job: Job, node: str) -> float | None:
     cores = job.of_nodes["cpu_other_cores"].astype("float64").dropna()
     if node not in cores or len(cores) < 2:
         return None
-    return float(cores[node] - cores.drop(node).median())
+    return float(cores[node] - cores.drop(node).dropna().median())
 
 
 def _run_delay_s(job: Job, rows: Integers, rank: int, affected: Mask) -> float | None:

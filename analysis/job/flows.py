@@ -355,7 +355,7 @@ def _directed(ends: pd.DataFrame) -> pd.DataFrame:
     """Return both directions of every connection; bytes are measured at the sender if it was recorded."""
     peers = ends.reindex(ends["peer"].to_numpy(dtype="float64", na_value=-1).astype(np.int64))
     local = {"node": ends["node"], "rank": ends["rank"], "command": ends["command"]}
-    remote = {name: pd.Series(peers[name].to_numpy(), index=ends.index) for name in local}
+    remote = {name: peers[name].set_axis(ends.index) for name in local}
     names = {"local": "source", "local_port": "source_port", "remote": "destination", "remote_port": "destination_port"}
     out = ends.rename(columns=names).assign(measured_at="sender", end=ends.index)
     back = {"local": "destination", "local_port": "destination_port", "remote": "source", "remote_port": "source_port"}
@@ -366,8 +366,6 @@ def _directed(ends: pd.DataFrame) -> pd.DataFrame:
     flows = pd.concat([out, into[ends["peer"].isna()]], ignore_index=True)
     flows["local"] = flows["source_node"] == flows["destination_node"]
     flows["local"] |= _is_loopback(flows["source"]) | (flows["source"] == flows["destination"])
-    for name in ("source_rank", "destination_rank"):
-        flows[name] = pd.to_numeric(flows[name]).astype("Int64")
     return flows
 
 

@@ -105,7 +105,7 @@ def slowest(job: Job) -> dict[str, Any] | None:
         return None
     top = ranks.iloc[int(ranks["slowest"].to_numpy(np.int64).argmax())]
     mine = table[(table["slowest_rank"] == top["rank"]).fillna(False)]
-    by_s, error_s = plain(mine["slowest_by_s"].median()), plain(mine["clock_error_s"].median())
+    by_s, error_s = (plain(mine[name].dropna().median()) for name in ("slowest_by_s", "clock_error_s"))
     certain = error_s is None or by_s is None or by_s > error_s
     iteration_s = float(table["iteration_s"].median())
     often = bool(top["slowest_share"] > limit)
@@ -179,7 +179,7 @@ def links(job: Job) -> dict[str, Any]:
         if row["rate_bps"] and row["capacity_bps"]:
             row["rate_bps"] = min(row["rate_bps"], row["capacity_bps"])
         row["retransmissions"] = plain(part["retransmissions"].sum(min_count=1))
-        rows.append(row | {"rtt_us": plain(part["rtt_us"].median())})
+        rows.append(row | {"rtt_us": plain(part["rtt_us"].dropna().median())})
     largest = max((row["payload_bytes"] or 0 for row in rows), default=0)
     known = [
         number

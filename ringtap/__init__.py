@@ -16,6 +16,7 @@ Analyze measurements:
     find_curve_point       find the load at which congestion begins on the fitted curve, with an interval
     find_congestion_point  find it among the measured loads, as the thesis does
     compare                compare two samples of iteration times
+    quantile_interval      estimate a median or another quantile, with an interval
     demand                 calculate the bytes that an iteration sends
     plot                   draw all of these on your own axes
     write_report           write the report of a run, or of a table of iteration times, into a folder
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from ringtap.analysis.plots import figures_on_axes as plot
     from ringtap.analysis.report.write import write_report
     from ringtap.analysis.results_for_notebooks import utc
+    from ringtap.analysis.statistics.quantiles import quantile_interval
     from ringtap.analysis.statistics.two_sample import compare
     from ringtap.analysis.structure.capture_streams import read_structure
     from ringtap.analysis.sweeps.sweep import Sweep, open_run, open_sweep
@@ -84,6 +86,7 @@ __all__ = [
     "open_run",
     "open_sweep",
     "plot",
+    "quantile_interval",
     "read_captures",
     "read_structure",
     "receiver",
@@ -112,6 +115,7 @@ _MODULES = {
     "open_run": "ringtap.analysis.sweeps.sweep",
     "open_sweep": "ringtap.analysis.sweeps.sweep",
     "plot": "ringtap.analysis.plots.figures_on_axes",
+    "quantile_interval": "ringtap.analysis.statistics.quantiles",
     "read_captures": "ringtap.analysis.pcap.scan_captures",
     "read_structure": "ringtap.analysis.structure.capture_streams",
     "receiver": "ringtap.traffic",

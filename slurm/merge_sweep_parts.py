@@ -34,9 +34,9 @@ def collect(run: RunDirectory) -> tuple[Standing, list[str]]:
     Raises:
         UsageError: the run was not submitted, or its files are damaged.
     """
-    request = SubmitPaths(run.path).request
-    if not request.is_file():
-        raise UsageError(f"{run.path} was not submitted by ringtap: it has no {request.relative_to(run.path)}")
+    paths = SubmitPaths(run.path)
+    if not paths.request.is_file():
+        raise UsageError(f"{run.path} was not submitted by ringtap: it has no {paths.request.relative_to(paths.run)}")
     if run.info.get("kind") != "sweep":
         found = standing(run)
         if found.status in FINAL and (found.status, found.why) != (run.info.get("status"), run.info.get("why")):

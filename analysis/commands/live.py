@@ -134,7 +134,7 @@ def _wait_for(path: Path, seconds: float) -> Path:
     from ringtap.core.run_directory import RunDirectory
 
     if path.exists() and not path.is_dir():
-        raise UsageError(f"{path} is not a run directory: it is a file")
+        RunDirectory.open(path)  # which says so
     if not (path / RUN_JSON).is_file():
         print(f"Waiting up to {seconds:g} s for {path} …", file=sys.stderr)
     run = RunDirectory.wait_for(path, seconds)

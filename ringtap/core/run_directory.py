@@ -197,11 +197,20 @@ def process_age_ns(steps: RecordFile) -> int:
     return age_ns if type(age_ns) is int and 0 <= age_ns < _MAX_AGE_NS else 0
 
 
+_OTHER_FILES = {
+    r"\.csv$": "ringtap fit reads tables of points",
+    r"\.toml$": "ringtap sweep measures plans",
+    r"\.pcap(ng)?(\.\w+)?$": "ringtap flows reads captures",
+}
+
+
 def _nearest_run(path: Path) -> str:
-    """Return why a path is not a run directory, and which one is: one that holds it, or the latest one in it."""
+    """Return why a path is not a run directory, and what to name: a run that holds it or is in it, or what reads it."""
     inside = sorted(one.parent for one in path.glob(f"*/{RUN_JSON}")) if path.is_dir() else []
     near = [*(one for one in path.parents if (one / RUN_JSON).is_file()), *inside[::-1]]
-    return "it has no run.json" + (f"; {near[0]} is one" if near else "")
+    if path.is_dir() or near:
+        return "it has no run.json" + (f"; {near[0]} is one" if near else "")
+    return "; ".join(["it is a file", *(words for name, words in _OTHER_FILES.items() if re.search(name, path.name))])
 
 
 class RunDirectory:

@@ -60,6 +60,9 @@ class TomlTable:
         self._known.append(key)
         if key not in self._items:
             if default is ...:
+                near = difflib.get_close_matches(key, self._items.keys() - self._known, 1)
+                if near:
+                    self.fail(near[0], f"is not a key of this table; did you mean {key}?")
                 self.fail(key, "is missing")
             return default
         value = self._items[key]
@@ -147,6 +150,8 @@ def _text(path: Path) -> str:
     try:
         with path.open() as file:
             text = file.read(MAX_CHARACTERS + 1)
+    except IsADirectoryError as error:
+        raise UsageError(f"{path} is a directory: name the file of a plan") from error
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -24,6 +24,7 @@ WRONG = {
     "ringtap.open_run('.')": ". is not a run directory: it has no run.json; sweep is one",
     "ringtap.open_job('job/nodes')": "it has no run.json; job is one",
     "ringtap.open_job('job/run.json')": "it has no run.json; job is one",
+    "ringtap.open_job(CAPTURE)": "it is a file; ringtap flows reads captures",
     "ringtap.open_job('job', workers=3)": "workers is 3, not of type Executor",
     "ringtap.open_job('job', batch='x')": "the batch must be a whole number, not 'x'",
     "ringtap.open_job('job', output=5)": "the job's output is 5, not a path",

@@ -105,6 +105,15 @@ def test_a_part_that_is_being_written_counts_as_far_as_it_has_come(run: RunDirec
     assert [one["step"] for one in read_json_lines(run.path / "points.jsonl")[0]] == [0, 1]
 
 
+def test_a_run_that_was_not_submitted_is_refused_by_a_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    RunDirectory.create(tmp_path / "run", "sweep", [], 0)
+    monkeypatch.chdir(tmp_path)
+    assert main(["collect", "run"]) == 2
+    assert capsys.readouterr().err == "ringtap: run was not submitted by ringtap: it has no submit/request.json\n"
+
+
 def test_what_is_missing_is_said_with_its_loads(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     measure(run, 0, "a-iperf", [1], status="partial", why="host S1 was lost")
     SubmitPaths(run.path).state("7_0").write_text("1 begun on n0\n2 ended 1\n")

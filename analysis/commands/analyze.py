@@ -38,12 +38,12 @@ def _analyze(options: argparse.Namespace) -> int:
     facts = training_facts(options)
     job = open_job(options.run, **facts)
     folder = options.output or job.path / "derived"
-    sources = derived_tables.sources_of(job.path, job.given)
+    sources = derived_tables.sources_of(job.path, job.logs.given)
     fresh = derived_tables.is_fresh(folder, sources)
     written: list[Path] = []
-    with workers(None) if fresh else workers(options.scheduler, job.batches.processes) as executor:
+    with workers(None) if fresh else workers(options.scheduler, job.logs.batches.processes) as executor:
         job = open_job(options.run, executor, **facts, derived=options.output)
-        data = derived_tables.read_summary(job, folder) if fresh else summarize(job)
+        data = derived_tables.read_summary(job.logs, folder) if fresh else summarize(job)
         if not fresh:
             try:
                 written = derived_tables.write(job, data, folder, sources)

@@ -64,7 +64,7 @@ def report(options: argparse.Namespace) -> int:
         return open_job(source, executor, **facts) if facts else open_run(source, executor)
 
     run = None if is_table else opened()
-    with workers(options.scheduler, run.batches.processes if isinstance(run, Job) else 1) as executor:
+    with workers(options.scheduler, run.logs.batches.processes if isinstance(run, Job) else 1) as executor:
         written = write_report(
             opened(executor) if run else source,
             options.output,

@@ -264,7 +264,7 @@ def compare_runs(runs: Sequence[Job | Sweep | str | os.PathLike[str]]) -> RunCom
         which = f"{jobs[0].path} is one run" if jobs else "no run is named"
         raise UsageError(f"{which}: name two or more to compare")
     names = _labels([job.path for job in jobs])
-    per_second = any(not len(job.work.iterations) for job in jobs)
+    per_second = any(not len(job.logs.work.iterations) for job in jobs)
     return compare_measures([measure_job(job, name, per_second) for job, name in zip(jobs, names, strict=True)])
 
 

@@ -114,7 +114,7 @@ def measure_job(job: Job, label: str, per_second: bool = False) -> RunMeasures:
         label: its name in the comparison.
         per_second: give amounts per second and not per iteration.
     """
-    return _measure(job, label, _Span(job, job.measured, per_second))
+    return _measure(job, label, _Span(job, job.logs.measured, per_second))
 
 
 def measure_series(sweep: Sweep, name: str, label: str) -> RunMeasures:
@@ -126,11 +126,11 @@ def measure_series(sweep: Sweep, name: str, label: str) -> RunMeasures:
         for window, point in zip(ordered_windows(sweep.run), sweep.measured, strict=True)
         if id(point) in alone and sweep.path / point.directory == job.path
     ]
-    table = job.work.iterations
+    table = job.logs.work.iterations
     start_ns, end_ns = (table[column].to_numpy(np.int64) for column in ("start_ns", "end_ns"))
     inside = np.zeros(len(table), bool)
     for begin, end in windows:
-        inside |= within_window(start_ns, end_ns, window_on_reference((begin, end), job.run))
+        inside |= within_window(start_ns, end_ns, window_on_reference((begin, end), job.logs.run))
     found = _measure(job, label, _Span(job, np.flatnonzero(inside), False))
     notes = list(found.notes)
     if not inside.any():
@@ -152,9 +152,9 @@ class _Span:
 
     def __init__(self, job: Job, rows: Integers, per_second: bool) -> None:
         self.job, self.rows, self.per_second = job, rows, per_second
-        self.has_iterations = len(job.work.iterations) > 0
-        self.bins = job.borders.bin_of[rows] if self.has_iterations else job.borders.bin_of
-        self.seconds = np.diff(job.borders.edges_ns)[self.bins] / 1e9
+        self.has_iterations = len(job.logs.work.iterations) > 0
+        self.bins = job.logs.borders.bin_of[rows] if self.has_iterations else job.logs.borders.bin_of
+        self.seconds = np.diff(job.logs.borders.edges_ns)[self.bins] / 1e9
         self.why = ""
         if not len(self.bins):
             self.why = "no iteration of it is compared" if self.has_iterations else "nothing was sampled twice"
@@ -168,7 +168,7 @@ class _Span:
         """Return bytes per bin as a measure per iteration or second; ``why`` says why they are None, if they are."""
         if per_bin is None or self.why:
             return Measure(name, title, self.unit, None, self.why or why)
-        if sampled and self.job.is_too_short:
+        if sampled and self.job.logs.is_too_short:
             return Measure(name, title, self.unit, None, _too_short(self.job))
         values = per_bin[self.bins]
         known = ~np.isnan(values)
@@ -185,15 +185,15 @@ class _Span:
 
     def column(self, name: str) -> Numbers:
         """Return a column of the compared iterations; NaN where it is not known."""
-        table = self.job.work.iterations
+        table = self.job.logs.work.iterations
         table = table if name in table else self.job.iterations
         return np.asarray(table[name].iloc[self.rows].astype("Float64").to_numpy(np.float64, na_value=np.nan))
 
     def longest(self) -> tuple[int, int]:
         """Return start and end of the longest time without a gap, on the reference clock."""
         if not self.has_iterations or not len(self.rows):
-            return self.job.window_ns if not self.has_iterations else (0, 0)
-        table = self.job.work.iterations.iloc[self.rows]
+            return self.job.logs.window_ns if not self.has_iterations else (0, 0)
+        table = self.job.logs.work.iterations.iloc[self.rows]
         start, end = (table[name].to_numpy(np.int64) for name in ("start_ns", "end_ns"))
         cuts = np.flatnonzero(start[1:] != end[:-1]) + 1
         firsts, lasts = start[np.append(0, cuts)], end[np.append(cuts, len(end)) - 1]
@@ -203,8 +203,8 @@ class _Span:
 
 def _too_short(job: Job) -> str:
     """Say that samples are too far apart to count per iteration."""
-    lengths_s = job.work.iterations["iteration_s"].to_numpy(np.float64)[job.measured]
-    each, every = format_duration(float(lengths_s.mean())), format_duration(job.traffic.every_s or 0.0)
+    lengths_s = job.logs.work.iterations["iteration_s"].to_numpy(np.float64)[job.logs.measured]
+    each, every = format_duration(float(lengths_s.mean())), format_duration(job.logs.traffic.every_s or 0.0)
     return f"the run is too short: {counted(len(lengths_s), 'iteration')} of {each}, and samples every {every}"
 
 
@@ -216,13 +216,13 @@ def _why_missing(job: Job, log: str, what: str) -> str:
         log: the log that would hold it, in a node's folder.
         what: what the log samples, in the plural.
     """
-    if not any(logs.names(log) for logs in job.nodes.values()):
+    if not any(logs.names(log) for logs in job.logs.nodes.values()):
         return f"no {what} were recorded"
-    if job.is_too_short:
+    if job.logs.is_too_short:
         return _too_short(job)
     name, _, _ = log.partition("/")
-    every_s = max(float((logs.collectors.get(name) or {}).get("every_s") or 0) for logs in job.nodes.values())
-    begin_ns, end_ns = job.window_ns
+    every_s = max(float((logs.collectors.get(name) or {}).get("every_s") or 0) for logs in job.logs.nodes.values())
+    begin_ns, end_ns = job.logs.window_ns
     if end_ns - begin_ns < 2e9 * every_s:
         lasted, every = format_duration((end_ns - begin_ns) / 1e9), format_duration(every_s)
         return f"the run is too short: it lasted {lasted}, and samples are {every} apart"
@@ -243,15 +243,15 @@ def _measure(job: Job, label: str, span: _Span) -> RunMeasures:
     parts += [_socket_burst(span), _bursts(found, why), _incast(found, why), _fan_in(job)]
     matrix, text = _matrix(span, found)
     facts = {
-        "nodes": list(job.nodes),
-        "ranks": int(job.work.processes["rank"].nunique()),
+        "nodes": list(job.logs.nodes),
+        "ranks": int(job.logs.work.processes["rank"].nunique()),
         "iterations": len(times_s),
-        "command": " ".join(str(word) for word in job.run.info.get("argv") or []),
+        "command": " ".join(str(word) for word in job.logs.run.info.get("argv") or []),
     }
     measures = {one.name: one for part in parts for one in part}
-    phases = job.work.phases
+    phases = job.logs.work.phases
     if len(phases) > 1:
-        phase = job.work.phase
+        phase = job.logs.work.phase
         notes.insert(
             0, f"{label} has {len(phases)} training phases; phase {phase} is compared ({phases['what'][phase]})"
         )
@@ -270,7 +270,7 @@ def _times(times_s: Numbers, span: _Span) -> Iterator[Measure]:
 
 def _phases(span: _Span) -> Iterator[Measure]:
     """Yield the phases that the hook timed; exposed communication is what compute does not hide."""
-    work = span.job.work
+    work = span.job.logs.work
     why = work.why or "the hook timed no communication"
     for column, title in _PHASES.items():
         what = column, title
@@ -283,14 +283,14 @@ def _phases(span: _Span) -> Iterator[Measure]:
 
 
 def _payload(span: _Span) -> Iterator[Measure]:
-    traffic = span.job.traffic
+    traffic = span.job.logs.traffic
     for kind in CLASSES:
         title = f"payload of {kind} traffic"
         why = _why_missing(span.job, SOCKETS_REC, "sockets")
         yield span.of_bytes(f"{kind}_bytes", title, traffic.total(f"{kind}_bytes"), why)
     # packets have no sampling, so that their bytes of an iteration are exact
-    captured = span.job.captured.by_class.get(TRAINING)
-    why = "no captured packet is known to be training traffic" if span.job.captured.packets else _NO_PACKETS
+    captured = span.job.logs.captured.by_class.get(TRAINING)
+    why = "no captured packet is known to be training traffic" if span.job.logs.captured.packets else _NO_PACKETS
     title = f"payload of {TRAINING} traffic, by packets"
     yield span.of_bytes("packet_training_bytes", title, captured, why, sampled=False)
 
@@ -301,7 +301,7 @@ def _interfaces(span: _Span) -> Iterator[Measure]:
     hosts: dict[str, Numbers] = {}
     without = []
     lines: list[tuple[str, str, Numbers | None]] = []
-    for node, logs in job.nodes.items():
+    for node, logs in job.logs.nodes.items():
         counters = logs.wide(NIC_REC)
         if counters is None:
             without.append(node)
@@ -311,16 +311,16 @@ def _interfaces(span: _Span) -> Iterator[Measure]:
         for way, text in _WAYS.items():
             columns = {name: f"{name}.{way}_bytes" for name in wires}
             grown = {
-                name: counters.growth(column, job.borders_at[node])
+                name: counters.growth(column, job.logs.borders_at[node])
                 if column in counters.columns
-                else np.full(job.borders.bins, np.nan)
+                else np.full(job.logs.borders.bins, np.nan)
                 for name, column in columns.items()
             }
-            total = np.asarray(sum(grown.values(), np.zeros(job.borders.bins)))
+            total = np.asarray(sum(grown.values(), np.zeros(job.logs.borders.bins)))
             lines.append((f"nic:{node}:{way}", f"{node}{', all ports' if ports else ' NIC'}, {text}", total))
             lines += [(f"nic:{node}:{port}:{way}", f"{node} port {port}, {text}", grown[port]) for port in ports]
             if not ports:
-                hosts[way] = hosts.get(way, np.zeros(job.borders.bins)) + total
+                hosts[way] = hosts.get(way, np.zeros(job.logs.borders.bins)) + total
     if without and hosts:
         hosts, why = {}, f"no interface counters of {', '.join(without)} were recorded"
     for way, text in _WAYS.items():
@@ -362,9 +362,9 @@ class _Exchanges:
 
 def _exchanges(span: _Span) -> tuple[_Exchanges | None, str, list[str]]:
     """Return the captured payload; else the reason, and sentences about missing parts."""
-    if not any(logs.captures for logs in span.job.nodes.values()):
+    if not any(logs.captures for logs in span.job.logs.nodes.values()):
         return None, _NO_PACKETS, []
-    cross = flows.CrossTrafficDestinations.of(span.job.nodes)
+    cross = flows.CrossTrafficDestinations.of(span.job.logs.nodes)
     ports = sorted(cross.ports | {port for _, port in cross.ends})
     try:
         streams, warnings = run_streams(span.job, f"not ({' or '.join(f'port {port}' for port in ports)})")
@@ -416,8 +416,8 @@ def _socket_burst(span: _Span) -> Iterator[Measure]:
     """Yield the same by sockets, whose samples are 100 ms apart by default: each bin lies between two samples."""
     job, name = span.job, f"peak_to_mean_sockets:{_SOCKET_SCALE_S:g}"
     title = f"peak over mean, {format_duration(_SOCKET_SCALE_S)}, by sockets"
-    traffic, peaks, first, why = job.traffic, [], 0, _why_missing(job, SOCKETS_REC, "sockets")
-    for node, logs in job.nodes.items():
+    traffic, peaks, first, why = job.logs.traffic, [], 0, _why_missing(job, SOCKETS_REC, "sockets")
+    for node, logs in job.logs.nodes.items():
         known = flows.sockets_of(logs)
         if known is None:
             continue
@@ -468,7 +468,7 @@ def _fan_in(job: Job) -> Iterator[Measure]:
     table = table[(table["traffic_class"] == TRAINING) & ~table["local"].astype(bool)]
     if not len(table):
         why = "no training traffic between two hosts was sampled"
-        why = why if job.traffic.nodes else _why_missing(job, SOCKETS_REC, "sockets")
+        why = why if job.logs.traffic.nodes else _why_missing(job, SOCKETS_REC, "sockets")
         yield Measure(name, title, NUMBER, None, why)
         return
     column = "bytes_per_iteration" if table["bytes_per_iteration"].notna().any() else "payload_bytes"

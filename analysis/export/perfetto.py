@@ -104,10 +104,10 @@ def write_perfetto(run: Job, path: Path, others: Sequence[ProcessTrace] = ()) ->
     if said := lacking("a Perfetto trace", ("perfetto",)):
         raise UsageError(said)
     check_length(run, MAX_STEPS, "a trace")
-    begin_ns = run.window_ns[0]
+    begin_ns = run.logs.window_ns[0]
     if begin_ns <= 0:
         raise UsageError(f"{run.path} holds no iteration and no sample: there is nothing to show")
-    trace = Trace(path, int(run.work.phases["iterations"].sum()))
+    trace = Trace(path, int(run.logs.work.phases["iterations"].sum()))
     with file_errors(path, "cannot be written", remedy=": name another file with -o"), replacing(path) as temporary:
         with gzip.open(temporary, "wb", compresslevel=6) as stream:
             writer = TraceWriter(stream, begin_ns)
@@ -117,7 +117,7 @@ def write_perfetto(run: Job, path: Path, others: Sequence[ProcessTrace] = ()) ->
     if writer.untimed:
         trace.left_out.append(f"{counted(writer.untimed, 'slice or value', 'slices or values')} of times before 1970")
     trace.left_out += [other.left_out for other in others if other.left_out]
-    trace.left_out += dict.fromkeys(chain.from_iterable(logs.problems for logs in run.nodes.values()))
+    trace.left_out += dict.fromkeys(chain.from_iterable(logs.problems for logs in run.logs.nodes.values()))
     return trace
 
 
@@ -172,7 +172,7 @@ class _Export:
             self._others[self._process_of(other)].append(other)
         self._sources: dict[int, _Sources] = {}  # by rank
         self._arrows = 0
-        self._has_packets = any(logs.captures for logs in job.nodes.values())
+        self._has_packets = any(logs.captures for logs in job.logs.nodes.values())
         self._first_end = 0  # number of the first socket of the next node, as in the table of flows
 
     def write(self) -> None:
@@ -180,20 +180,24 @@ class _Export:
         table, track = self._work.iterations, self._writer.process("job")
         self._writer.lanes(track, "iterations", _iterations(table, table["start_ns"], table["end_ns"]))
         self._writer.instants(track, "marks", read_marks(self._job))
-        steps = aligned(self._job.run.steps, self._job.nodes)
-        passes = logged_passes(self._job.run, process_marks(steps)[0])
+        steps = aligned(self._job.logs.run.steps, self._job.logs.nodes)
+        passes = logged_passes(self._job.logs.run, process_marks(steps)[0])
         steps_of = steps[steps["kind"] != MARK_RECORD].groupby("process")
         for process, rows in self._work.rank_iterations.groupby("process"):
             own = steps_of.get_group(process) if process in steps_of.groups else steps.iloc[:0]
             self._write_rank(rows, own, passes.get(int(str(process))))
-        for logs in self._job.nodes.values():
+        for logs in self._job.logs.nodes.values():
             self._write_node(logs)
 
     @cached_property
     def _work(self) -> Work:
         """The iterations of all phases."""
         job = self._job
-        return job.work if len(job.work.phases) < 2 else build(job.run, job.nodes, job.batches, ALL_PHASES)
+        return (
+            job.logs.work
+            if len(job.logs.work.phases) < 2
+            else build(job.logs.run, job.logs.nodes, job.logs.batches, ALL_PHASES)
+        )
 
     def _process_of(self, other: ProcessTrace) -> int:
         """Return the process that recorded a trace: of those that may have, the last that began before its end."""
@@ -214,7 +218,7 @@ class _Export:
         """The processes of the ranks; one that made no further step may have lived as long as its node was recorded."""
         found = []
         for number, rows in self._work.rank_iterations.groupby("process"):
-            logs = self._job.nodes[rows["node"].iloc[0]]
+            logs = self._job.logs.nodes[rows["node"].iloc[0]]
             recorded_ns = logs.clock.to_reference(np.array(logs.recorded_ns))
             first_ns, last_ns = rows[["begin_ns", "step_start_ns"]].min().min(), rows["end_ns"].max()
             rank, pid = int(rows["rank"].iloc[0]), int(rows["pid"].iloc[0])
@@ -230,7 +234,7 @@ class _Export:
             optimizer_steps: its rows of `ringtap.analysis.runs.run.JobRun.steps`, on the reference clock.
             passes: its passes, as from `logged_passes`; None: not logged.
         """
-        rank, pid, logs = int(rows["rank"].iloc[0]), rows["pid"].iloc[0], self._job.nodes[rows["node"].iloc[0]]
+        rank, pid, logs = int(rows["rank"].iloc[0]), rows["pid"].iloc[0], self._job.logs.nodes[rows["node"].iloc[0]]
         writer, track = self._writer, self._writer.process(f"rank {rank} on {logs.name} (pid {pid})")
         known = rows[rows["begin_ns"].notna()]
         writer.lanes(track, "iterations", _iterations(known, known["begin_ns"], known["end_ns"]))
@@ -275,7 +279,7 @@ class _Export:
 
     def _collectives(self, logs: NodeLogs, rows: pd.DataFrame) -> Iterator[_Collective]:
         """Yield the collectives of a rank that its profile or Horovod's timeline timed."""
-        path = self._job.run.step_files[int(rows["process"].iloc[0])]
+        path = self._job.logs.run.step_files[int(rows["process"].iloc[0])]
         name = f"steps/{path.name.removesuffix('.rec')}.profile.jsonl"
         for line in logs.lines(name, PROFILE_LINE):
             if line["kind"] == "ranges":
@@ -364,7 +368,7 @@ class _Export:
         """Return the class of each flow by node and ends, and at its sender the rank that sends it."""
         found: dict[tuple[Any, ...], tuple[str, int | None]] = {}
         columns = ["source_node", "destination_node", *_ENDS, "traffic_class", "source_rank"]
-        for sender, receiver, *ends, kind, rank in self._job.traffic.flows[columns].itertuples(index=False):
+        for sender, receiver, *ends, kind, rank in self._job.logs.traffic.flows[columns].itertuples(index=False):
             found[(receiver, *ends)] = kind, None
             found[(sender, *ends)] = kind, None if pd.isna(rank) else int(rank)
         return found
@@ -374,7 +378,7 @@ class _Export:
         log = socket_log(logs)
         if log is None or not len(log.sockets):
             return
-        flows = self._job.traffic.flows
+        flows = self._job.logs.traffic.flows
         flows = flows[flows["end"].between(self._first_end, self._first_end + len(log.sockets) - 1)]
         flows = flows.assign(end=flows["end"] - self._first_end)
         self._first_end += len(log.sockets)

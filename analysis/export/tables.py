@@ -188,8 +188,8 @@ def _readers(run: Job | Sweep) -> Mapping[str, Callable[[], ExportTable | None]]
     if isinstance(run, Job):
         logs = {SAMPLES + log.replace("/", "_"): log for log in _logs(run)}
         parts_of = {name: partial(_whole, run, name) for name in JOB_TABLES}
-        if run.batches.is_long:
-            parts_of |= {name: partial(run.in_batches, name) for name in TABLES}
+        if run.logs.batches.is_long:
+            parts_of |= {name: partial(run.logs.in_batches, name) for name in TABLES}
         return {name: partial(_parted, name, parts) for name, parts in parts_of.items()} | {
             name: partial(_sampled, name, run, log) for name, log in logs.items()
         }
@@ -201,9 +201,9 @@ def _readers(run: Job | Sweep) -> Mapping[str, Callable[[], ExportTable | None]]
 
 def _logs(job: Job) -> list[str]:
     """Return the names of the logs of samples, and of the collectors that should have written one."""
-    names = log_names(job.nodes)
+    names = log_names(job.logs.nodes)
     have = {name.partition("/")[0] for name in names} | {"steps", "clock", "packets"}
-    return names + sorted({name for node in job.nodes.values() for name in node.collectors} - have)
+    return names + sorted({name for node in job.logs.nodes.values() for name in node.collectors} - have)
 
 
 def _whole(run: Job | Sweep, name: str) -> Iterator[pd.DataFrame]:
@@ -224,16 +224,16 @@ def check_length(job: Job, most_steps: int, what: str) -> None:
     Raises:
         UsageError: its ranks have more steps.
     """
-    if job.recorded_steps > most_steps:
+    if job.logs.recorded_steps > most_steps:
         raise UsageError(
-            f"{job.path} has {job.recorded_steps:,} steps of its ranks, and {what} of up to {most_steps:,} can be "
+            f"{job.path} has {job.logs.recorded_steps:,} steps of its ranks, and {what} of up to {most_steps:,} can be "
             "written: --to parquet, csv and duckdb write a run of any length"
         )
 
 
 def _sampled(name: str, job: Job, log: str) -> ExportTable | None:
     """Return the samples of a log, with addresses as text and ports as numbers; None if it is empty."""
-    logs = logs_of(job.nodes, log)
+    logs = logs_of(job.logs.nodes, log)
     schemas = [pa.Schema.from_pandas(_readable(one, slice(0)), preserve_index=False).remove_metadata() for one in logs]
     parts = (
         _readable(one, slice(begin, begin + _BATCH_ROWS)) for one in logs for begin in range(0, len(one), _BATCH_ROWS)

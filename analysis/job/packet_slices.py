@@ -83,9 +83,9 @@ def read_slice(
         check_filter(filter)
     name = "" if span is None else span.name
     if iteration is not None:
-        iteration = check_iteration(job.path, job.work.iterations, iteration)
+        iteration = check_iteration(job.path, job.logs.work.iterations, iteration)
         name = f"iteration {iteration}"
-    captures = [capture for logs in job.nodes.values() for capture in _captures(logs)]
+    captures = [capture for logs in job.logs.nodes.values() for capture in _captures(logs)]
     if not captures:
         raise UsageError(f"{job.path} has no packets: {_reason(job)}")
     points = [_point(job, capture, iteration, span) for capture in captures]
@@ -125,8 +125,8 @@ def _point(job: Job, capture: _Capture, iteration: int | None, span: PointSpan |
     logs = capture.logs
     begin_ns, end_ns = 0, MAX_NS
     if iteration is not None:  # the borders by which the analysis counts
-        at = int(job.borders.bin_of[iteration])
-        begin_ns, end_ns = job.borders_at[logs.name].edges_ns[at : at + 2].tolist()
+        at = int(job.logs.borders.bin_of[iteration])
+        begin_ns, end_ns = job.logs.borders_at[logs.name].edges_ns[at : at + 2].tolist()
     elif span is not None:
         begin_ns, end_ns = logs.clock.from_reference(np.array(span[2:4], np.int64)).tolist()
     return CapturePoint(
@@ -155,16 +155,16 @@ def _captured(job: Job, captures: list[_Capture], is_part: bool) -> str:
     """Return a clause about the iterations that were captured."""
     if not is_part:
         return ": the captures are empty"
-    seen = np.zeros(job.borders.bins, bool)
+    seen = np.zeros(job.logs.borders.bins, bool)
     for capture in captures:
         try:
             times_ns = scan_packets(capture.logs.path / capture.name).packets["time_ns"]
         except UsageError:  # it is empty, or no capture
             continue
-        edges_ns = job.borders_at[capture.logs.name].edges_ns
+        edges_ns = job.logs.borders_at[capture.logs.name].edges_ns
         bins = np.searchsorted(edges_ns, capture.logs.clock.unstepped(times_ns), side="right") - 1
         seen[np.unique(bins[(bins >= 0) & (bins < len(seen))])] = True
-    numbers = np.flatnonzero(seen[job.borders.bin_of]) if len(job.work.iterations) else np.zeros(0, np.int64)
+    numbers = np.flatnonzero(seen[job.logs.borders.bin_of]) if len(job.logs.work.iterations) else np.zeros(0, np.int64)
     ranges = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
     shown = [str(one[0]) if len(one) == 1 else f"{one[0]} to {one[-1]}" for one in ranges if len(one)]
     return f": the captures hold iterations {', '.join(shown)}" if shown else ": the captures hold no iteration"
@@ -172,8 +172,8 @@ def _captured(job: Job, captures: list[_Capture], is_part: bool) -> str:
 
 def _clock(job: Job, nodes: tuple[str, ...]) -> tuple[str, float | None]:
     """Return whose clock the times are by, and the bound of the error of the others."""
-    clocks = {name: job.nodes[name].clock for name in nodes}
-    if len(job.nodes) == 1:
+    clocks = {name: job.logs.nodes[name].clock for name in nodes}
+    if len(job.logs.nodes) == 1:
         return f"times by the clock of node {nodes[0]}", 0.0
     unknown = [name for name, clock in clocks.items() if clock.error_ns is None]
     if unknown:
@@ -185,7 +185,7 @@ def _clock(job: Job, nodes: tuple[str, ...]) -> tuple[str, float | None]:
 
 def _comments(job: Job, found: CapturedPackets, iteration: int | None) -> dict[int, str]:
     """Return comments on the first and the last packet of each iteration at each node."""
-    table, processes = job.work.iterations, job.work.processes
+    table, processes = job.logs.work.iterations, job.logs.work.processes
     start_ns, end_ns = (table[name].to_numpy(np.int64) for name in ("start_ns", "end_ns"))
     comments: dict[int, list[str]] = {}
     node_of = np.array([one.node for one in found.interfaces], object)[found.rows["interface"]]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,74 +11,21 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.job import byte_accounting, counters_per_iteration, flows, iterations_of_ranks
-from ringtap.analysis.job.captured_payload_per_iteration import Packets, read_packets
-from ringtap.analysis.job.iterations_of_ranks import computation_by
-from ringtap.analysis.job.node_aggregation import ALL_SUMS, Shared, join_rank_sums, join_sums, read_tables
-from ringtap.analysis.job.throughput_and_epochs import NAMES, Given, Printed, read_output
-from ringtap.analysis.results_for_notebooks import Columns, described, described_table, documented, html_of_text
-from ringtap.analysis.runs.node_batches import Batches, BatchTable, digest
-from ringtap.analysis.runs.node_records import NodeLogs
-from ringtap.analysis.runs.read_binary_records import map_records
+from ringtap.analysis.job import flows
+from ringtap.analysis.job.job_logs import BATCH_COLUMNS, JobLogs
+from ringtap.analysis.job.node_aggregation import ALL_SUMS
+from ringtap.analysis.job.throughput_and_epochs import NAMES, Given
+from ringtap.analysis.results_for_notebooks import described_table, documented, html_of_text
 from ringtap.analysis.runs.run import JobRun, SweepRun, read_run
-from ringtap.analysis.runs.samples_to_iterations import Borders, Integers, Numbers
+from ringtap.analysis.runs.samples_to_iterations import Numbers
 from ringtap.analysis.runs.traffic_classes import CLASSES
-from ringtap.core.check_api_arguments import instance_of, number, path_of, whole_number
-from ringtap.core.counter_growth import MAX_UNCERTAIN_SHARE
+from ringtap.core.check_api_arguments import number, path_of, whole_number
 from ringtap.core.errors import UsageError, did_you_mean
 from ringtap.core.units import counted
 
 if TYPE_CHECKING:
     from ringtap.analysis.pcap.scan_captures import Progress
     from ringtap.analysis.pcap.single_packets import CapturedPackets
-
-# largest uncertain share of a mean over the iterations; above it, means are not reported
-_STEP_BYTES = 80  # of a step's record
-# descriptions of the columns of `ringtap.analysis.runs.node_batches.TABLES`
-_BATCH_COLUMNS: dict[str, Columns] = {
-    "rank_iterations": {
-        "iteration": "number of the iteration, as in `iterations`",
-        "rank, node, pid": "rank, its node and its process",
-        "process": "number of the process's step log",
-        "place": "number of the step in its process",
-        "begin_ns, end_ns": "ends of the previous and of this step of the rank; before the first step the start "
-        "of its forward pass, if DDP logged it",
-        "iteration_s": "time between them, by CLOCK_MONOTONIC",
-        "step_start_ns": "start of ``optimizer.step()``",
-        "ready_ns": "the last gradient was ready",
-        "optimizer_s": "time in ``optimizer.step()`` of all optimizers, without the passes within",
-        "compute_s": "forward and backward pass; with Horovod, the backward pass alone",
-        "forward_s, backward_s": "the pass alone",
-        "communication_s": "from the first to the last collective",
-        "exposed_s": "communication after the last gradient was ready",
-        "overlap_s": "communication during the backward pass",
-        "syncs": "synchronised passes",
-        "synced_bytes": "gradients handed over in them",
-        "skipped": "AMP skipped the step",
-        "backwards": "backward passes",
-        "optimizers": "optimizers of the process",
-        "sent_bytes": "payload of training traffic that its sockets sent",
-        "retransmissions": "segments that its sockets sent again",
-        "cpu_cores": "processors that its processes kept busy",
-    },
-    "byte_accounts": {
-        "iteration": "number of the iteration; -1 for a run without iterations",
-        "node": "name of the node",
-        "path": "``network`` or ``loopback``",
-        "direction": "``tx`` or ``rx``",
-        "interfaces": "interfaces that are counted",
-        "nic_bytes, nic_packets": "as the interfaces counted them (L2)",
-        "nic_payload_bytes": "less 66 B of headers per packet, 86 B for IPv6, and less ``retransmitted_bytes``",
-        "socket_bytes": "payload of all sockets, each byte once",
-        "packet_payload_bytes, packet_bytes": "payload that was captured, each byte once, and frames",
-        "retransmitted_bytes": "captured more than once; without a capture, what the sockets sent again",
-    },
-    "node_iterations": {
-        "iteration": "number of the iteration; -1 for a run without iterations",
-        "node": "name of the node",
-    }
-    | counters_per_iteration.COLUMNS,
-}
 
 
 class Job:
@@ -91,158 +36,24 @@ class Job:
 
     Attributes:
         path: the run directory.
-        run: the run directory as `ringtap.analysis.runs.run.JobRun`.
-        nodes: the nodes' logs by name.
-        given: facts about the training that the logs may not hold.
-        derived: folder of the tables on disk; those of a long run are made there.
+        nodes: names of its nodes.
+        logs: the logs that the tables are computed from.
     """
 
     def __init__(
         self, run: JobRun, workers: Executor | None = None, given: Given | None = None, derived: Path | None = None
     ) -> None:
-        self.run, self.given, self.derived = run, given or Given(), derived or run.path / "derived"
-        self._workers = None if workers is None else instance_of(workers, Executor, "workers")
         self.path = run.path
-        self.nodes: Mapping[str, NodeLogs] = run.nodes
+        self.logs = JobLogs(run, workers, given, derived)
+        self.nodes = list(self.logs.nodes)
 
     def __repr__(self) -> str:
-        processes = counted(len(self.run.step_files), "rank process", "rank processes")
-        status = self.run.info.get("status", "status unknown")
+        processes = counted(len(self.logs.run.step_files), "rank process", "rank processes")
+        status = self.logs.run.info.get("status", "status unknown")
         return f"<Job {self.path}: {status}, {counted(len(self.nodes), 'node')}, {processes}>"
 
     def _repr_html_(self) -> str:
         return html_of_text(self.report())
-
-    @cached_property
-    def batches(self) -> Batches:
-        """The nodes in batches, in which their logs are read."""
-        most = max((path.stat().st_size for path in self.run.step_files if path.exists()), default=0) // _STEP_BYTES
-        return Batches(self.nodes, dict.fromkeys(self.nodes, most + 1), self.derived, self._workers)
-
-    @cached_property
-    def work(self) -> iterations_of_ranks.Work:
-        """Iterations by the records of the ranks."""
-        return iterations_of_ranks.build(self.run, self.nodes, self.batches, self.given.phase)
-
-    @cached_property
-    def window_ns(self) -> tuple[int, int]:
-        """Start and end of the analyzed time: of the iterations, or of the recording if there are no iterations."""
-        table = self.work.iterations
-        if len(table):
-            return int(table["start_ns"].min()), int(table["end_ns"].max())
-        return self._recorded_ns()
-
-    def _recorded_ns(self) -> tuple[int, int]:
-        """Return the time span covered by the samples of all recorded nodes, on the reference clock.
-
-        Without any sample (a job recorded with packets alone), that of their agents; (0, 0) if none is known.
-        """
-        nodes = self.nodes.values()
-        known = [(node.clock, node.recorded_ns) for node in nodes if node.recorded_ns[1]]
-        known = known or [(node.clock, node.agent_ns) for node in nodes if node.agent_ns[1]]
-        spans = [clock.to_reference(np.array(span, np.int64)).tolist() for clock, span in known]
-        begin, end = max((span[0] for span in spans), default=0), min((span[1] for span in spans), default=0)
-        return (begin, end) if end > begin else (0, 0)
-
-    @cached_property
-    def borders(self) -> Borders:
-        """Borders of the iterations on the reference clock; without iterations the whole recording is one bin."""
-        table = self.work.iterations
-        if not len(table):
-            begin, end = self.window_ns
-            return Borders(
-                np.array([begin, end] if end > begin else [], np.int64), np.zeros(int(end > begin), np.int64)
-            )
-        return Borders.of(table["start_ns"].to_numpy(np.int64), table["end_ns"].to_numpy(np.int64))
-
-    @cached_property
-    def borders_at(self) -> dict[str, Borders]:
-        """The same borders by each node's own clock."""
-        return {
-            name: self.borders.shifted(node.clock.from_reference(self.borders.edges_ns))
-            for name, node in self.nodes.items()
-        }
-
-    @cached_property
-    def traffic(self) -> flows.SocketTraffic:
-        """Bytes that the sockets sent and received."""
-        return flows.measure(self.nodes, self.borders, self.measured, self.batches)
-
-    @cached_property
-    def packets_of(self) -> dict[str, Packets]:
-        """Captures of the nodes that have some, by node."""
-        names = [name for name, node in self.nodes.items() if node.captures]
-        read = self.batches.each_node(names, read_packets, [self.borders_at[name] for name in names])
-        return dict(zip(names, read, strict=True))
-
-    @cached_property
-    def captured(self) -> byte_accounting.Captured:
-        """Bytes by the captures of all nodes."""
-        return byte_accounting.measure_captured(self.nodes, self.packets_of, self.traffic)
-
-    @cached_property
-    def parts(self) -> list[dict[str, BatchTable]]:
-        """Tables of each batch of nodes (`ringtap.analysis.job.node_aggregation.read_tables`)."""
-        shared = Shared(
-            self.borders,
-            self.work.iterations["iteration_s"].to_numpy(np.float64),
-            self.measured,
-            self.is_too_short,
-            replace(self.traffic, totals={}),
-            digest(self.traffic.totals),
-            self.work.unclear_ranks,
-            self.work.world_size,
-        )
-        names = self.batches.names
-        packets = [{name: self.packets_of[name] for name in some if name in self.packets_of} for some in names]
-        return list(self.batches.each("tables", read_tables, self.work.ranks, packets, shared=(shared,)))
-
-    @cached_property
-    def sums(self) -> dict[str, Numbers]:
-        """Counters of all nodes by bin; one that no node recorded is missing."""
-        return join_sums(part["sums"].read() for part in self.parts)
-
-    @cached_property
-    def of_nodes(self) -> pd.DataFrame:
-        """Means, sums and extremes of each node's counters (``nodes`` of `parts`), by node."""
-        return pd.concat([part["nodes"].read() for part in self.parts]).set_index("node")
-
-    @cached_property
-    def rank_sums(self) -> pd.DataFrame:
-        """Sums of each rank, and the numbers of their values (``rank_sums`` of `parts`), by rank."""
-        return join_rank_sums(part["rank_sums"].read() for part in self.parts)
-
-    @cached_property
-    def recorded_steps(self) -> int:
-        """Number of steps in the logs of all ranks."""
-        return sum(len(map_records(path)[1]) for path in self.run.step_files if path.exists())
-
-    def in_batches(self, name: str) -> Iterator[pd.DataFrame]:
-        """Yield a table of `ringtap.analysis.runs.node_batches.TABLES` by batches, each by its own order of rows."""
-        for part in self.parts:
-            yield described(part[name].read(), _BATCH_COLUMNS[name])
-
-    def _whole(self, name: str) -> pd.DataFrame:
-        """Return a table of all batches."""
-        tables = list(self.in_batches(name))
-        some = [table for table in tables if len(table)] or tables[:1]
-        return some[0] if len(some) == 1 else pd.concat(some, ignore_index=True)
-
-    @cached_property
-    def uncertain_share(self) -> float | None:
-        """Uncertain share of a mean over the iterations, from the sampling periods at both ends; None if not known.
-
-        A new connection is sampled less often than a busy one.
-        """
-        seconds = float(self.work.iterations["iteration_s"].to_numpy(np.float64)[self.measured].sum())
-        if not (self.traffic.every_s and self.traffic.all_every_s and seconds > 0):
-            return None
-        return (self.traffic.every_s + self.traffic.all_every_s) / 2 / seconds
-
-    @property
-    def is_too_short(self) -> bool:
-        """True if samples are too far apart to count per iteration; the counts are then missing."""
-        return (self.uncertain_share or 0.0) > MAX_UNCERTAIN_SHARE
 
     @property
     @described_table(
@@ -273,8 +84,8 @@ class Job:
         A phase is a world of ranks, the optimizers that step together, and a stretch of time. All other tables describe
         the phase that took the most time, or the one that `ringtap.open_job` was asked for.
         """
-        table = self.work.phases.reset_index()
-        table.insert(1, "shown", table["phase"] == self.work.phase)
+        table = self.logs.work.phases.reset_index()
+        table.insert(1, "shown", table["phase"] == self.logs.work.phase)
         names = ["phase", "shown", "what", "mode", "ranks", "world_size", "starts", "stretches", "steps", "left_out"]
         names += ["iterations", *(f"iteration_{name}_s" for name in ("median", "mean", "min", "max")), "iterations_s"]
         return table[[*names, "begin_ns", "end_ns", "node", "pid", "is_concurrent"]]
@@ -319,31 +130,31 @@ class Job:
     def iterations(self) -> pd.DataFrame:
         """Iterations, one row each, in order of time.
 
-        A job that `is_too_short` has only the counts by captures.
+        A job that is too short for its samples has only the counts by captures.
         """
-        table = self.work.iterations.copy()
+        table = self.logs.work.iterations.copy()
         for kind in CLASSES:
-            table[f"{kind}_bytes"] = self._column(self.traffic.total(f"{kind}_bytes"))
+            table[f"{kind}_bytes"] = self._column(self.logs.traffic.total(f"{kind}_bytes"))
         for kind in (*CLASSES, flows.UNCLASSIFIED):
-            table[f"packet_{kind}_bytes"] = self._column(self.captured.by_class.get(kind), sampled=False)
+            table[f"packet_{kind}_bytes"] = self._column(self.logs.captured.by_class.get(kind), sampled=False)
         for name in ("retransmitted_bytes", "retransmissions", "ce_marked"):
-            table[name] = self._column(self.traffic.total(name))
+            table[name] = self._column(self.logs.traffic.total(name))
         for name in ("nic_tx_bytes", *ALL_SUMS, "queue_backlog_bytes"):
-            table[name] = self._column(self.sums.get(name))
+            table[name] = self._column(self.logs.sums.get(name))
         return table
 
     def _column(self, amounts: Numbers | None, sampled: bool = True) -> pd.Series[Any]:
         """Return amounts per bin as a column of the iterations; NA without amounts."""
-        values = np.full(len(self.work.iterations), np.nan)
-        if amounts is not None and len(values) and not (sampled and self.is_too_short):
-            values = amounts[self.borders.bin_of]
+        values = np.full(len(self.logs.work.iterations), np.nan)
+        if amounts is not None and len(values) and not (sampled and self.logs.is_too_short):
+            values = amounts[self.logs.borders.bin_of]
         return pd.Series(values).astype("Float64")
 
     @property
-    @described_table(_BATCH_COLUMNS["rank_iterations"])
+    @described_table(BATCH_COLUMNS["rank_iterations"])
     def rank_iterations(self) -> pd.DataFrame:
         """Times and traffic of each rank in each iteration."""
-        table = self._whole("rank_iterations")
+        table = self.logs.whole("rank_iterations")
         return table.sort_values(["iteration", "rank"], kind="stable", ignore_index=True)
 
     @property
@@ -370,18 +181,13 @@ class Job:
     )
     def flows(self) -> pd.DataFrame:
         """Flows: one direction of a TCP connection, one row each, largest payload first."""
-        table = self.traffic.flows
-        is_known = self.traffic.by_flow and not self.is_too_short
-        table = table.assign(bytes_per_iteration=self.traffic.means if is_known else np.full(len(table), np.nan))
-        table = table.drop(columns=["end", "group"]).iloc[self.flow_order].reset_index(drop=True)
+        table = self.logs.traffic.flows
+        is_known = self.logs.traffic.by_flow and not self.logs.is_too_short
+        table = table.assign(bytes_per_iteration=self.logs.traffic.means if is_known else np.full(len(table), np.nan))
+        table = table.drop(columns=["end", "group"]).iloc[self.logs.flow_order].reset_index(drop=True)
         table.insert(0, "flow", np.arange(len(table)))
         numbers = [name for name in table if str(name).endswith(("_bytes", "_s", "_us", "_iteration"))]
         return table.astype(dict.fromkeys([*numbers, "retransmissions", "ce_marked"], "Float64"))
-
-    @cached_property
-    def flow_order(self) -> Integers:
-        """Rows of the flows as measured, by the number of the flow: largest payload first."""
-        return np.argsort(-self.traffic.flows["payload_bytes"].to_numpy(np.float64), kind="stable").astype(np.int64)
 
     @property
     @described_table(
@@ -409,31 +215,26 @@ class Job:
         """
         from ringtap.analysis.job import sockets_per_iteration
 
-        if not self.traffic.nodes:
+        if not self.logs.traffic.nodes:
             raise UsageError(f"{self.path} has no socket log: record a job with --collect sockets")
-        rank = np.empty(len(self.flow_order), np.int64)
-        rank[self.flow_order] = np.arange(len(rank))
-        found = sockets_per_iteration.measure(self.nodes, self.borders_at, self.traffic.flows, rank)
-        if self.is_too_short:
+        rank = np.empty(len(self.logs.flow_order), np.int64)
+        rank[self.logs.flow_order] = np.arange(len(rank))
+        found = sockets_per_iteration.measure(self.logs.nodes, self.logs.borders_at, self.logs.traffic.flows, rank)
+        if self.logs.is_too_short:
             found[["payload_bytes", "retransmitted_bytes", "retransmissions", "ce_marked"]] = np.nan
         return found.astype({name: "Float64" for name in found if name not in ("iteration", "flow", "samples")})
 
-    @cached_property
-    def measured(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Rows of `iterations` that means are taken over: all but warm-up, or all if there is only warm-up."""
-        return after_warm_up(self.work.iterations)
-
     @property
-    @described_table(_BATCH_COLUMNS["byte_accounts"])
+    @described_table(BATCH_COLUMNS["byte_accounts"])
     def byte_accounts(self) -> pd.DataFrame:
         """Byte accounting of each node, one row per iteration, node, path and direction."""
-        return self._whole("byte_accounts")
+        return self.logs.whole("byte_accounts")
 
     @property
-    @described_table(_BATCH_COLUMNS["node_iterations"])
+    @described_table(BATCH_COLUMNS["node_iterations"])
     def node_iterations(self) -> pd.DataFrame:
         """Counters of each node in each iteration."""
-        return self._whole("node_iterations")
+        return self.logs.whole("node_iterations")
 
     @property
     @described_table(
@@ -504,11 +305,6 @@ class Job:
         rows = [{"cause": row["name"]} | row for row in self.diagnosed["causes"]]
         return pd.DataFrame(rows, columns=names).astype({"rank": "Int64"})
 
-    @cached_property
-    def printed(self) -> Printed:
-        """Epochs and batch size that the job printed."""
-        return read_output(self.path, self.given.output)
-
     @property
     @described_table(
         {
@@ -522,7 +318,7 @@ class Job:
     )
     def epochs(self) -> pd.DataFrame:
         """Epochs that the job printed, one row each; empty if no output of the job was found."""
-        table = pd.DataFrame(list(self.printed.epochs), columns=["epoch", *NAMES])
+        table = pd.DataFrame(list(self.logs.printed.epochs), columns=["epoch", *NAMES])
         return table.astype({"epoch": "Int64"} | dict.fromkeys(NAMES, "Float64"))
 
     @property
@@ -539,7 +335,7 @@ class Job:
         """State of each collector on each node."""
         from ringtap.analysis.job.collection_status import states
 
-        return states(self.nodes)
+        return states(self.logs.nodes)
 
     def packets(
         self, iteration: int | None = None, filter: str | None = None, *, progress: Progress | None = None
@@ -575,13 +371,13 @@ class Job:
         from ringtap.analysis.job import collector_tables
 
         if by == "sample":
-            return collector_tables.samples(self.nodes, name)
+            return collector_tables.samples(self.logs.nodes, name)
         if by != "iteration":
             raise UsageError(
                 f"a table by {by!r} is not known: {did_you_mean(by, ('sample', 'iteration'))}by sample or by iteration"
             )
-        found = collector_tables.by_iteration(self.nodes, name, self.borders_at)
-        return found if len(self.work.iterations) else found.assign(iteration=-1)
+        found = collector_tables.by_iteration(self.logs.nodes, name, self.logs.borders_at)
+        return found if len(self.logs.work.iterations) else found.assign(iteration=-1)
 
     @documented(
         {
@@ -605,11 +401,6 @@ class Job:
         from ringtap.analysis.job.stragglers import slower_than
 
         return slower_than(self, factor)
-
-    @property
-    def computation(self) -> str:
-        """Name of ``compute_s``: ``compute`` or ``backward pass``."""
-        return computation_by(self.work.source)
 
     def summary(self) -> dict[str, Any]:
         """Return all numbers of the run as plain values, as ``ringtap analyze --json`` prints them; None: not known."""
@@ -635,14 +426,8 @@ class Job:
         from ringtap.analysis.runs import derived_tables
 
         target = self.path / "derived" if folder is None else path_of(folder, "the folder")
-        derived_tables.write(self, self.summary(), target, derived_tables.sources_of(self.path, self.given))
+        derived_tables.write(self, self.summary(), target, derived_tables.sources_of(self.path, self.logs.given))
         return target
-
-
-def after_warm_up(table: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the rows of a table of iterations that means are taken over; all if there is only warm-up."""
-    chosen = np.flatnonzero(~table["warm_up"].to_numpy(bool)) if len(table) else np.empty(0, np.int64)
-    return chosen if len(chosen) else np.arange(len(table))
 
 
 def open_job(

@@ -23,22 +23,22 @@ COLUMNS = ["rank", "node", "iterations", *MEANS, "slowest", "slowest_share", "sl
 
 def summarize(job: Job) -> pd.DataFrame:
     """Summarize the ranks, one row per rank; columns as in `ringtap.analysis.job.run.Job.ranks`."""
-    measured = job.measured
-    sums = job.rank_sums
+    measured = job.logs.measured
+    sums = job.logs.rank_sums
     if not len(sums):
         return pd.DataFrame(columns=COLUMNS)
     result = pd.DataFrame({name: mean_of_sums(sums, name) for name in MEANS})
     result.insert(0, "node", sums["node"])
     result.insert(1, "iterations", sums["iterations"])
-    slowest = job.work.iterations.loc[measured, ["slowest_rank", "slowest_by_s"]].dropna()
+    slowest = job.logs.work.iterations.loc[measured, ["slowest_rank", "slowest_by_s"]].dropna()
     counts = slowest["slowest_rank"].value_counts()
     result["slowest"] = counts.reindex(result.index, fill_value=0).astype("int64")
     result["slowest_share"] = result["slowest"] / max(len(measured), 1)
     result["slowest_by_s"] = slowest.groupby("slowest_rank")["slowest_by_s"].median().reindex(result.index)
-    nodes = job.of_nodes
+    nodes = job.logs.of_nodes
     for name, source in OF_NODE.items():
         result[name] = result["node"].map(nodes[source or name])
-    errors = {name: node.clock.error_ns for name, node in job.nodes.items()}
+    errors = {name: node.clock.error_ns for name, node in job.logs.nodes.items()}
     result["clock_error_s"] = result["node"].map(errors).astype("Float64") / 1e9
     return result.reset_index()[COLUMNS]
 
@@ -100,7 +100,7 @@ def slowest(job: Job) -> dict[str, Any] | None:
     ``stands_out`` is true if the rank is slowest more often than chance gives (three standard deviations), and its
     median lateness exceeds the median clock error, if known, and 2 % of the median iteration.
     """
-    ranks, table = job.ranks, job.work.iterations.iloc[job.measured]
+    ranks, table = job.ranks, job.logs.work.iterations.iloc[job.logs.measured]
     if len(ranks) < 2 or (limit := expected_share_limit(len(ranks), len(table))) >= 1:
         return None
     top = ranks.iloc[int(ranks["slowest"].to_numpy(np.int64).argmax())]
@@ -133,7 +133,7 @@ def slowest(job: Job) -> dict[str, Any] | None:
 
 def _of_horovod(job: Job) -> dict[str, tuple[str, str, None]]:
     """Return what is described otherwise if only backward passes are timed."""
-    return {"compute_s": (job.computation, "s", None)} if job.work.source == "horovod" else {}
+    return {"compute_s": (job.logs.computation, "s", None)} if job.logs.work.source == "horovod" else {}
 
 
 def _differences(
@@ -174,7 +174,7 @@ def links(job: Job) -> dict[str, Any]:
         payload, busy_s = plain(part["payload_bytes"].sum(min_count=1)), plain(part["busy_s"].max())
         row = {"source": str(start), "destination": str(end), "payload_bytes": payload, "busy_s": busy_s}
         row["rate_bps"] = 8 * payload / busy_s if payload is not None and busy_s else None
-        node = job.nodes.get(str(start))
+        node = job.logs.nodes.get(str(start))
         row["capacity_bps"] = sending_capacity_bps(node.facts if node else [], part["source"].unique())
         if row["rate_bps"] and row["capacity_bps"]:
             row["rate_bps"] = min(row["rate_bps"], row["capacity_bps"])
@@ -204,13 +204,13 @@ def links(job: Job) -> dict[str, Any]:
 
 def slow_places(job: Job) -> npt.NDArray[np.int64]:
     """Return the rows of the slowest twentieth of the iterations after warm-up; none if too few or hardly slower."""
-    seconds = job.iterations["iteration_s"].to_numpy(np.float64)[job.measured]
+    seconds = job.iterations["iteration_s"].to_numpy(np.float64)[job.logs.measured]
     if len(seconds) < MIN_ITERATIONS:
         return np.zeros(0, np.int64)
     slow = _are_slow(seconds)
     if seconds[slow].mean() < SLOWER * seconds[seconds <= np.median(seconds)].mean():
         return np.zeros(0, np.int64)
-    return np.asarray(job.measured, np.int64)[slow]
+    return np.asarray(job.logs.measured, np.int64)[slow]
 
 
 def _are_slow(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
@@ -226,16 +226,18 @@ def slower_than(job: Job, factor: float) -> pd.DataFrame:
     factor = number(factor, "the factor")
     if not (np.isfinite(factor) and factor > 0):
         raise UsageError(f"a factor of {factor:g} is not a positive number: 1.5 is 50 % longer than the median")
-    table = job.iterations.iloc[job.measured]
+    table = job.iterations.iloc[job.logs.measured]
     if not len(table):
         raise UsageError(f"{job.path} has no iterations, so none is slow")
     ratio = table["iteration_s"] / table["iteration_s"].median()
     slow = table.assign(times_median=ratio)[ratio >= factor].sort_values("iteration_s", ascending=False, kind="stable")
-    bins = job.borders.bin_of[slow["iteration"].to_numpy(np.int64)]
+    bins = job.logs.borders.bin_of[slow["iteration"].to_numpy(np.int64)]
     most, worst = np.zeros(len(bins)), np.full(len(bins), -1)
-    number_of = np.argsort(job.flow_order)
-    for place, (groups, _) in enumerate(job.traffic.parts if job.traffic.by_flow and not job.is_too_short else ()):
-        resent = np.nan_to_num(job.traffic.part(place, "retransmissions")[:, bins])
+    number_of = np.argsort(job.logs.flow_order)
+    for place, (groups, _) in enumerate(
+        job.logs.traffic.parts if job.logs.traffic.by_flow and not job.logs.is_too_short else ()
+    ):
+        resent = np.nan_to_num(job.logs.traffic.part(place, "retransmissions")[:, bins])
         if len(groups):
             above = resent.max(axis=0) > most
             most[above], worst[above] = resent.max(axis=0)[above], number_of[groups[resent.argmax(axis=0)]][above]
@@ -247,14 +249,14 @@ def slower_than(job: Job, factor: float) -> pd.DataFrame:
 
 def slow_iterations(job: Job) -> dict[str, Any] | None:
     """Compare the slowest twentieth of the iterations with the faster half; None with too few iterations."""
-    table = job.iterations.iloc[job.measured]
+    table = job.iterations.iloc[job.logs.measured]
     if len(table) < MIN_ITERATIONS:
         return None
     seconds = table["iteration_s"].to_numpy(np.float64)
     slow, usual = _are_slow(seconds), seconds <= np.median(seconds)
-    other_cores = job.sums.get("cpu_other_cores")
+    other_cores = job.logs.sums.get("cpu_other_cores")
     if other_cores is not None:
-        table = table.assign(cpu_other_cores=other_cores[job.borders.bin_of[job.measured]])
+        table = table.assign(cpu_other_cores=other_cores[job.logs.borders.bin_of[job.logs.measured]])
     sides = {
         name: (table.loc[slow, name].mean(), table.loc[usual, name].mean())
         for name in _ITERATION_MEASURES

@@ -48,10 +48,10 @@ def summarize(job: Job) -> dict[str, Any]:
     data["training_phases"] = [{str(name): plain(value) for name, value in row.items()} for row in phases]
     data["iterations"] = _times(job)
     data["throughput"] = throughput(
-        *(job.printed, job.given, job.run.info.get("batch")),
-        *(job.work.world_size, data["run"]["steps"], data["iterations"]["mean_s"]),
+        *(job.logs.printed, job.logs.given, job.logs.run.info.get("batch")),
+        *(job.logs.work.world_size, data["run"]["steps"], data["iterations"]["mean_s"]),
     )
-    data["epochs"] = summarize_epochs(job.printed, job.given)
+    data["epochs"] = summarize_epochs(job.logs.printed, job.logs.given)
     data["phases"] = _phases(job)
     data["parts"] = _parts(job)
     data["bytes"] = _bytes(job)
@@ -65,7 +65,7 @@ def summarize(job: Job) -> dict[str, Any]:
     data["slow_iterations"] = slow_iterations(job)
     data["captures"] = _captures(job)
     data["nccl"] = _nccl(job)
-    data["marks"] = [{"at_s": (at_ns - job.window_ns[0]) / 1e9, "text": text} for at_ns, text in read_marks(job)]
+    data["marks"] = [{"at_s": (at_ns - job.logs.window_ns[0]) / 1e9, "text": text} for at_ns, text in read_marks(job)]
     data["not_collected"] = _not_collected(job)
     data["warnings"] = [*_log_warnings(job), *_byte_warnings(data), *_capture_warnings(job)]
     data["warnings"] += [*_clock_warnings(job, data), *_sample_warnings(job)]
@@ -82,20 +82,20 @@ def mean_of(table: pd.DataFrame, name: str, rows: Any = None) -> float | None:
 
 
 def _run(job: Job) -> dict[str, Any]:
-    info = job.run.info
-    run_status, why = status(info, job.nodes, job.work.missing_ranks)
+    info = job.logs.run.info
+    run_status, why = status(info, job.logs.nodes, job.logs.work.missing_ranks)
     created = info.get("created_ns")
-    begin, end = job.window_ns
+    begin, end = job.logs.window_ns
     seconds = created // 10**9 if isinstance(created, int) else None
     stamp = None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
-    work = job.work
+    work = job.logs.work
     return {
         "directory": str(job.path),
         "status": run_status,
         "why": why,
         "argv": [str(word) for word in info.get("argv") or []],
         "created_utc": stamp.strftime("%Y-%m-%d %H:%M:%S UTC") if stamp else "",
-        "nodes": list(job.nodes),
+        "nodes": list(job.logs.nodes),
         "ranks": int(work.processes["rank"].nunique()),
         "missing_ranks": work.missing_ranks,
         "steps": work.steps,
@@ -104,14 +104,14 @@ def _run(job: Job) -> dict[str, Any]:
 
 
 def _times(job: Job) -> dict[str, Any]:
-    table = job.work.iterations
-    seconds = table["iteration_s"].to_numpy(np.float64)[job.measured]
+    table = job.logs.work.iterations
+    seconds = table["iteration_s"].to_numpy(np.float64)[job.logs.measured]
     item: dict[str, Any] = {"count": len(table), "measured": len(seconds)}
     item["warm_up"] = len(table) - len(seconds)
     item["skipped"] = int(table["skipped"].sum()) if len(table) else 0
     item["restarts"] = int(table["generation"].max()) if len(table) else 0
     for name in ("backwards", "optimizers"):
-        counts = table[name].iloc[job.measured]
+        counts = table[name].iloc[job.logs.measured]
         usual = (counts == counts.median()).mean() >= REGULAR_SHARE  # else there is no usual number
         item[name] = plain(counts.median() if usual else counts.mean()) if len(seconds) else None
     names = ("mean_s", "median_s", "p99_s", "min_s", "max_s", "std_s")
@@ -123,10 +123,10 @@ def _times(job: Job) -> dict[str, Any]:
 
 
 def _phases(job: Job) -> dict[str, Any]:
-    table = job.work.iterations
-    item: dict[str, Any] = {"source": job.work.source, "why": job.work.why}
+    table = job.logs.work.iterations
+    item: dict[str, Any] = {"source": job.logs.work.source, "why": job.logs.work.why}
     for name in ("compute_s", "communication_s", "exposed_s", "exposed_least_s", "overlap_s", "unattributed_s"):
-        item[name] = mean_of(table, name, job.measured)
+        item[name] = mean_of(table, name, job.logs.measured)
     return item
 
 
@@ -136,13 +136,13 @@ def _parts(job: Job) -> dict[str, Any]:
     They are of the iterations of which all parts are known. By Horovod's timeline, the optimizer step is not separable.
     Parts that take longer than the iteration are refused: ``why`` says so.
     """
-    sums = job.rank_sums
+    sums = job.logs.rank_sums
     parts: dict[str, Any] = dict.fromkeys(("iteration_s", *PARTS)) | {"why": ""}
     if not len(sums):
         return parts
     of_ranks = pd.DataFrame({name: mean_of_sums(sums, f"whole_{name}") for name in ("iteration_s", *PARTS)}).dropna()
     if not len(of_ranks):
-        whole_s = mean_of(job.work.iterations, "iteration_s", job.measured)
+        whole_s = mean_of(job.logs.work.iterations, "iteration_s", job.logs.measured)
         return parts | {"iteration_s": whole_s, "exposed_s": mean_of(job.ranks, "exposed_s")}
     below = of_ranks["unattributed_s"] < -_MAX_EXCESS * of_ranks["iteration_s"]
     if below.any():
@@ -159,28 +159,30 @@ def _parts(job: Job) -> dict[str, Any]:
 
 def _bytes(job: Job) -> dict[str, Any]:
     """Return the payload per iteration by class over all nodes; of the whole recording if iterations are too few."""
-    too_short = job.is_too_short
-    has, table = len(job.work.iterations) > 0 and not too_short, job.iterations
+    too_short = job.logs.is_too_short
+    has, table = len(job.logs.work.iterations) > 0 and not too_short, job.iterations
     result: dict[str, Any] = {"per": "iteration" if has else "run", "too_short": too_short, "classes": {}}
     for kind in (*CLASSES, flows.UNCLASSIFIED):
         by_sockets, by_packets = _class_means(job, kind, table if has else None)
-        is_comparable = job.captured.not_captured.get(kind, 0) <= DISAGREEMENT
+        is_comparable = job.logs.captured.not_captured.get(kind, 0) <= DISAGREEMENT
         names = f"packet_{kind}_bytes", f"{kind}_bytes"
         difference = None
         if is_comparable and has:
-            difference = _difference_in(table.iloc[job.measured], *names)
+            difference = _difference_in(table.iloc[job.logs.measured], *names)
         elif is_comparable:
             difference = _difference(by_packets, by_sockets)
         item = {"sockets": by_sockets, "packets": by_packets, "difference": difference}
-        mine = job.traffic.flows[job.traffic.flows["traffic_class"] == kind]
-        result["classes"][kind] = item | {"flows": len(mine) if job.traffic.nodes else None}
-    covered = table["training_bytes"].iloc[job.measured].notna().sum() if has and job.traffic.nodes else None
+        mine = job.logs.traffic.flows[job.logs.traffic.flows["traffic_class"] == kind]
+        result["classes"][kind] = item | {"flows": len(mine) if job.logs.traffic.nodes else None}
+    covered = table["training_bytes"].iloc[job.logs.measured].notna().sum() if has and job.logs.traffic.nodes else None
     result["iterations"] = plain(covered)
-    captured = [table[f"packet_{kind}_bytes"].iloc[job.measured].notna().sum() for kind in job.captured.by_class]
+    captured = [
+        table[f"packet_{kind}_bytes"].iloc[job.logs.measured].notna().sum() for kind in job.logs.captured.by_class
+    ]
     result["captured_iterations"] = plain(max(captured)) if has and captured else None
-    every_s, median_s = job.traffic.every_s, job.work.iterations["iteration_s"].median()
+    every_s, median_s = job.logs.traffic.every_s, job.logs.work.iterations["iteration_s"].median()
     result["sampled_every_s"] = plain(every_s)
-    result["uncertain_share"] = job.uncertain_share
+    result["uncertain_share"] = job.logs.uncertain_share
     # growth between two samples is spread evenly: both borders of an iteration are uncertain by half a period
     result["resolution_share"] = plain(every_s / median_s) if every_s and has and median_s else None
     return result
@@ -189,13 +191,15 @@ def _bytes(job: Job) -> dict[str, Any]:
 def _class_means(job: Job, kind: str, table: pd.DataFrame | None) -> tuple[float | None, float | None]:
     """Return the bytes of a class by sockets and by packets: means per iteration; without a table, of the run."""
     if table is not None:
-        return mean_of(table, f"{kind}_bytes", job.measured), mean_of(table, f"packet_{kind}_bytes", job.measured)
-    flow_table, by_packets = job.traffic.flows, job.captured.by_class.get(kind)
+        return mean_of(table, f"{kind}_bytes", job.logs.measured), mean_of(
+            table, f"packet_{kind}_bytes", job.logs.measured
+        )
+    flow_table, by_packets = job.logs.traffic.flows, job.logs.captured.by_class.get(kind)
     by_sockets = None
-    if kind in CLASSES and job.traffic.nodes:
+    if kind in CLASSES and job.logs.traffic.nodes:
         by_sockets = float(flow_table.loc[flow_table["traffic_class"] == kind, "payload_bytes"].sum())
     # of a job whose iterations are too few, captured packets are counted only within the iterations
-    of_all = by_packets is not None and not len(job.work.iterations)
+    of_all = by_packets is not None and not len(job.logs.work.iterations)
     return by_sockets, float(by_packets.sum()) if by_packets is not None and of_all else None
 
 
@@ -215,18 +219,21 @@ def _difference_in(table: pd.DataFrame, name: str, against: str) -> float | None
 
 def _demand(job: Job) -> dict[str, Any]:
     """Compare equation 3.1 with the bytes that the ranks' sockets sent."""
-    count = job.work.world_size
-    sums = job.rank_sums.sum(numeric_only=True)
+    count = job.logs.work.world_size
+    sums = job.logs.rank_sums.sum(numeric_only=True)
     synced, syncs = (plain(mean_of_sums(sums.to_frame().T, name).iloc[0]) for name in ("synced_bytes", "syncs"))
     sent = mean_of(job.ranks, "sent_bytes")
     why = ""
-    if job.work.comm_hook:
-        why = f"gradients are exchanged by the communication hook {job.work.comm_hook}"
-    elif any(_SHARDED in str(what) for what in job.work.phases.loc[job.work.phases.index == job.work.phase, "what"]):
+    if job.logs.work.comm_hook:
+        why = f"gradients are exchanged by the communication hook {job.logs.work.comm_hook}"
+    elif any(
+        _SHARDED in str(what)
+        for what in job.logs.work.phases.loc[job.logs.work.phases.index == job.logs.work.phase, "what"]
+    ):
         why = f"{_SHARDED} sends parameters, too"
     expected = ring_bytes(synced, count) if synced and count > 1 and not why else None
     return {
-        "gradient_bytes": job.work.gradient_bytes,
+        "gradient_bytes": job.logs.work.gradient_bytes,
         "ranks": count,
         "synchronisations": syncs,
         "synchronised_bytes": synced,
@@ -239,7 +246,7 @@ def _demand(job: Job) -> dict[str, Any]:
 
 
 def _byte_accounts(job: Job) -> list[dict[str, Any]]:
-    rows = pd.concat([part["accounts"].read() for part in job.parts])
+    rows = pd.concat([part["accounts"].read() for part in job.logs.parts])
     result = []
     for row in rows.to_dict("records"):
         item: dict[str, Any] = {str(name): plain(value) for name, value in row.items()}
@@ -254,22 +261,22 @@ def _byte_accounts(job: Job) -> list[dict[str, Any]]:
 
 
 def _congestion(job: Job) -> dict[str, Any]:
-    table, nodes = job.iterations, job.of_nodes
-    if len(table) and not job.is_too_short:
-        part = table.iloc[job.measured]
+    table, nodes = job.iterations, job.logs.of_nodes
+    if len(table) and not job.logs.is_too_short:
+        part = table.iloc[job.logs.measured]
         item: dict[str, Any] = {name: mean_of(part, name) for name in (*_FROM_SOCKETS, *_FROM_COUNTERS)}
         return item | {"per": "iteration", "queue_backlog_bytes": plain(part["queue_backlog_bytes"].max())}
     item = {name: plain(nodes[f"{name}_sum"].sum(min_count=1)) for name in _FROM_COUNTERS}
     for name in _FROM_SOCKETS:
-        item[name] = float(job.traffic.flows[name].sum()) if job.traffic.nodes else None
+        item[name] = float(job.logs.traffic.flows[name].sum()) if job.logs.traffic.nodes else None
     backlog = plain(nodes["largest_backlog_bytes"].max()) if len(nodes) else None
     return item | {"per": "run", "queue_backlog_bytes": backlog}
 
 
 def _nodes(job: Job) -> list[dict[str, Any]]:
-    table = job.of_nodes.reindex(list(job.nodes))
+    table = job.logs.of_nodes.reindex(list(job.logs.nodes))
     result = []
-    for name, node in job.nodes.items():
+    for name, node in job.logs.nodes.items():
         item = {"node": name, "cpus": plain((node.info.get("before") or {}).get("cpus"))}
         item |= {column: plain(table.at[name, column]) for column in (*_NODE_MEANS, *_INFINIBAND)}
         item["memory_available_bytes"] = plain(table.at[name, "least_memory_bytes"])
@@ -281,8 +288,8 @@ def _nodes(job: Job) -> list[dict[str, Any]]:
 
 def _captures(job: Job) -> list[dict[str, Any]]:
     result = []
-    for name, found in job.captured.packets.items():
-        facts = job.nodes[name].json(PACKETS_JSON, PACKETS)
+    for name, found in job.logs.captured.packets.items():
+        facts = job.logs.nodes[name].json(PACKETS_JSON, PACKETS)
         item = {"node": name, "packets": int(found.flows["packets"].sum()), "without_tcp": found.others}
         result.append(item | {"dropped": found.dropped, "tool": facts.get("tool") or "", "filter": facts.get("filter")})
     return result
@@ -291,7 +298,7 @@ def _captures(job: Job) -> list[dict[str, Any]]:
 def _nccl(job: Job) -> list[dict[str, Any]]:
     from ringtap.analysis.job.nccl_log import read_nccl
 
-    read = (node.read(name, read_nccl) for node in job.nodes.values() for name in node.names("nccl/*.log"))
+    read = (node.read(name, read_nccl) for node in job.logs.nodes.values() for name in node.names("nccl/*.log"))
     return [found for found in read if found is not None]
 
 
@@ -299,7 +306,7 @@ def read_marks(job: Job) -> list[tuple[int, str]]:
     """Return the time in ns and the text of each mark that somebody set while watching."""
     lines = NodeLogs(job.path).lines(MARKS_JSONL, MARK)
     t_ns = np.array([line["t_ns"] for line in lines], np.int64)
-    reference = next((node.clock for name, node in job.nodes.items() if node.clock.reference == name), None)
+    reference = next((node.clock for name, node in job.logs.nodes.items() if node.clock.reference == name), None)
     times_ns = t_ns if reference is None else reference.unstepped(t_ns)
     return [(at_ns, line.get("text", "")) for at_ns, line in zip(times_ns.tolist(), lines, strict=True)]
 
@@ -317,7 +324,7 @@ def _not_collected(job: Job) -> list[dict[str, Any]]:
         for (what, state, why, remedy), names in found.items()
     ]
     known = {str(name) for name in table["collector"]}
-    for item in job.run.info.get("not_collected") or []:
+    for item in job.logs.run.info.get("not_collected") or []:
         if isinstance(item, dict) and str(item.get("what", "")) not in known:
             what, why = str(item.get("what", "")), str(item.get("why", ""))
             items.append({"what": what, "state": "absent", "why": why, "remedy": "", "nodes": []})
@@ -325,16 +332,16 @@ def _not_collected(job: Job) -> list[dict[str, Any]]:
 
 
 def _log_warnings(job: Job) -> Iterable[str]:
-    torn = sorted({*job.run.torn, *(f"nodes/{name}" for node in job.nodes.values() for name in node.torn)})
+    torn = sorted({*job.logs.run.torn, *(f"nodes/{name}" for node in job.logs.nodes.values() for name in node.torn)})
     if torn:
         more = f" and {len(torn) - 2} more" if len(torn) > 2 else ""
         yield f"{', '.join(torn[:2])}{more} end in a torn record, which was dropped"
-    for node in job.nodes.values():
+    for node in job.logs.nodes.values():
         yield from dict.fromkeys(node.problems)
         if node.clock.steps:
             yield _clock_step_warning(node)
-    if job.work.why and job.work.source != "none":
-        yield job.work.why
+    if job.logs.work.why and job.logs.work.source != "none":
+        yield job.logs.work.why
 
 
 def _clock_step_warning(node: NodeLogs) -> str:
@@ -368,13 +375,13 @@ def _byte_warnings(data: dict[str, Any]) -> Iterable[str]:
 
 
 def _capture_warnings(job: Job) -> Iterable[str]:
-    share = job.captured.not_captured.get(TRAINING, 0)
+    share = job.logs.captured.not_captured.get(TRAINING, 0)
     if share > DISAGREEMENT:
-        has_all = all(found.has_loopback and found.has_network for found in job.captured.packets.values())
+        has_all = all(found.has_loopback and found.has_network for found in job.logs.captured.packets.values())
         remedy = "" if has_all else " (--interface any captures them all)"
         yield f"{share:.0%} of the training payload passes no captured interface{remedy}"
-    for name, found in job.captured.packets.items():
-        above = sorted(stacked(job.nodes[name].info.get("before") or {}))
+    for name, found in job.logs.captured.packets.items():
+        above = sorted(stacked(job.logs.nodes[name].info.get("before") or {}))
         if above and not found.copies and (found.flows["interface"] == "any").any():
             yield (
                 f"the capture on {name} is of all interfaces, and no packet was recognized as a copy: what passes "
@@ -383,13 +390,13 @@ def _capture_warnings(job: Job) -> Iterable[str]:
 
 
 def _clock_warnings(job: Job, data: dict[str, Any]) -> Iterable[str]:
-    found = job.work.processes
-    with_ranks = set(found["node"]) if len(job.work.iterations) else set()
-    unknown = sorted(name for name in with_ranks if job.nodes[name].clock.error_ns is None)
+    found = job.logs.work.processes
+    with_ranks = set(found["node"]) if len(job.logs.work.iterations) else set()
+    unknown = sorted(name for name in with_ranks if job.logs.nodes[name].clock.error_ns is None)
     if len(with_ranks) > 1 and unknown:
         names = ", ".join(unknown)
         yield f"clock offsets of {names} were not measured: times of ranks on different nodes are compared as they are"
-    errors = [job.nodes[name].clock.error_ns for name in with_ranks]
+    errors = [job.logs.nodes[name].clock.error_ns for name in with_ranks]
     known = [error for error in errors if error is not None]
     exposed = data["phases"]["exposed_least_s"]
     if len(with_ranks) > 1 and known and data["slowest"] and data["slowest"]["by_s"] is not None:

@@ -61,7 +61,7 @@ _RATE_UNITS = (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3), ("bit/s", 1.0)
 
 def parts_of(job: Job) -> dict[str, tuple[str, str]]:
     """Return the lines of a figure of iterations: column, text and colour."""
-    return PARTS | {"compute_s": (job.computation, BLUE)}
+    return PARTS | {"compute_s": (job.logs.computation, BLUE)}
 
 
 @contextmanager
@@ -163,7 +163,7 @@ def cdf(times_s: Job | Values, ax: Axes | None = None, **line: Any) -> list[Arti
     """
     with _on(ax) as axes:
         if isinstance(times_s, Job):
-            times_s = times_s.iterations["iteration_s"].iloc[times_s.measured]
+            times_s = times_s.iterations["iteration_s"].iloc[times_s.logs.measured]
         seconds = np.sort(sample(times_s))
         share = np.arange(1, len(seconds) + 1) / len(seconds)
         drawn = axes.step(seconds, share * 100, where="post", **line)
@@ -373,12 +373,12 @@ def timeline(job: Job, iteration: int, ax: Axes | None = None) -> list[Artist]:
         UsageError: there is no such iteration, or its phases were not recorded.
     """
     instance_of(job, Job, "the job", "the result of open_job")
-    number, table = check_iteration(job.path, job.work.iterations, iteration), job.rank_iterations
+    number, table = check_iteration(job.path, job.logs.work.iterations, iteration), job.rank_iterations
     rows = table[(table["iteration"] == number) & table["ready_ns"].notna()]
     if not len(rows):
         raise UsageError(
             f"the phases of iteration {iteration} are not known: "
-            f"{job.work.why or 'no rank logged when its last gradient was ready (DDP on GPUs does not)'}"
+            f"{job.logs.work.why or 'no rank logged when its last gradient was ready (DDP on GPUs does not)'}"
         )
     rows = rows.sort_values("compute_s", ascending=False).head(MAX_RANKS).sort_values("rank")
     begin_ns = int(job.iterations["start_ns"].iloc[iteration])

@@ -92,7 +92,7 @@ def _tooltip(job: Job, number: int) -> str:
 
 
 def _times(job: Job) -> Drawn:
-    seconds = np.sort(job.iterations["iteration_s"].to_numpy(float)[job.measured])
+    seconds = np.sort(job.iterations["iteration_s"].to_numpy(float)[job.logs.measured])
     share = np.arange(1, len(seconds) + 1) / len(seconds)
     on = sheet(1, 1, _SIZE)
     (axes,) = on.panels
@@ -122,7 +122,7 @@ def _ranks(job: Job) -> Drawn | None:
     # by Horovod's timeline, the optimizer step includes the exposed communication, and the rest is not known
     if numbers["unattributed_s"].notna().any():
         parts |= {"optimizer_s": ("optimizer step", PURPLE), "unattributed_s": ("not attributed", LIGHT)}
-    what = job.computation
+    what = job.logs.computation
     kinds = ((what, BLUE), (f"{what} that hides communication", GREEN), *parts.values())
     handles = [Patch(color=colour, label=text) for text, colour in kinds]
     on = sheet(1, 1, (_SIZE[0], 0.5 + 0.22 * len(shown)), handles, label_columns=3, left=1.9)
@@ -144,7 +144,7 @@ def _ranks(job: Job) -> Drawn | None:
     if len(shown) < len(numbers):
         caption += f"; of {len(numbers)} ranks, only those with the longest and the shortest compute"
     if "unattributed_s" in parts:
-        forward = "" if job.computation == "compute" else "forward passes, "
+        forward = "" if job.logs.computation == "compute" else "forward passes, "
         untimed = f"{forward}loading data, Python between the phases, other waiting"
         caption += f". Not attributed is what no recorder times: {untimed}"
     else:

@@ -15,7 +15,8 @@ import pandas as pd
 import ringtap
 from ringtap.analysis.job.collection_status import status
 from ringtap.analysis.job.iterations_of_ranks import computation_by
-from ringtap.analysis.job.run import Job, after_warm_up
+from ringtap.analysis.job.job_logs import JobLogs, after_warm_up
+from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.throughput_and_epochs import Given
 from ringtap.analysis.results_for_notebooks import described_table
 from ringtap.analysis.runs import node_batches
@@ -30,31 +31,45 @@ TABLES = ("phases", "iterations", "rank_iterations", "ranks", "flows", "byte_acc
 SOURCES, SUMMARY = "sources.json", "summary.json"
 
 
+class StoredLogs(JobLogs):
+    """The logs of a job whose tables are read from files that are up to date."""
+
+    @cached_property
+    def measured(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Rows of the iterations that means are taken over."""
+        return after_warm_up(read_table(self.derived, "iterations"))
+
+    @property
+    def computation(self) -> str:
+        """Name of ``compute_s``."""
+        return computation_by(read_summary(self)["phases"]["source"])
+
+
 class StoredJob(Job):
     """A job whose summary and tables of iterations, ranks and flows are read from files that are up to date."""
+
+    def __init__(self, logs: JobLogs) -> None:
+        self.path = logs.run.path
+        self.logs = StoredLogs(logs.run, None, logs.given, logs.derived)
+        self.nodes = list(self.logs.nodes)
 
     @property
     @described_table({})
     def iterations(self) -> pd.DataFrame:
         """The table of `Job.iterations`."""
-        return read_table(self.derived, "iterations")
+        return read_table(self.logs.derived, "iterations")
 
     @property
     @described_table({})
     def ranks(self) -> pd.DataFrame:
         """The table of `Job.ranks`."""
-        return read_table(self.derived, "ranks")
+        return read_table(self.logs.derived, "ranks")
 
     @property
     @described_table({})
     def flows(self) -> pd.DataFrame:
         """The table of `Job.flows`."""
-        return read_table(self.derived, "flows")
-
-    @cached_property
-    def measured(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Rows of `iterations` that means are taken over."""
-        return after_warm_up(self.iterations)
+        return read_table(self.logs.derived, "flows")
 
     @cached_property
     def diagnosed(self) -> dict[str, Any]:
@@ -62,22 +77,17 @@ class StoredJob(Job):
         found: dict[str, Any] = self.summary()["diagnosis"]
         return found
 
-    @property
-    def computation(self) -> str:
-        """Name of ``compute_s``."""
-        return computation_by(self.summary()["phases"]["source"])
-
     def summary(self) -> dict[str, Any]:
         """Return the summary that was written."""
-        return read_summary(self, self.derived)
+        return read_summary(self.logs)
 
 
 def stored(job: Job) -> Job:
     """Return a long run that was analyzed before as a `StoredJob`, and every other one as it is."""
-    if not job.batches.is_long or not (job.derived / SOURCES).is_file():
+    if not job.logs.batches.is_long or not (job.logs.derived / SOURCES).is_file():
         return job
-    is_current = is_fresh(job.derived, sources_of(job.path, job.given))
-    return StoredJob(job.run, None, job.given, job.derived) if is_current else job
+    is_current = is_fresh(job.logs.derived, sources_of(job.path, job.logs.given))
+    return StoredJob(job.logs) if is_current else job
 
 
 def sources_of(path: Path, given: Given | None = None) -> dict[str, Any]:
@@ -139,11 +149,11 @@ def write(job: Job, summary: dict[str, Any], folder: Path, sources: dict[str, An
 
 
 def _write(job: Job, name: str, path: Path) -> Path:
-    if name not in node_batches.TABLES or not job.batches.is_long:
+    if name not in node_batches.TABLES or not job.logs.batches.is_long:
         if path.is_dir():
             shutil.rmtree(path)  # the run was longer
         return node_batches.write_table(getattr(job, name), path)
-    made = [part[name].path for part in job.parts]
+    made = [part[name].path for part in job.logs.parts]
     for old in set(path.glob("*.parquet")) - set(made):
         old.unlink()
     return path
@@ -157,8 +167,8 @@ def read_table(folder: Path, name: str) -> pd.DataFrame:
     return pd.read_parquet(path, engine="pyarrow")
 
 
-def read_summary(job: Job, folder: Path) -> dict[str, Any]:
+def read_summary(logs: JobLogs, folder: Path | None = None) -> dict[str, Any]:
     """Read the summary of the derived tables; a run that ran when it was written may have ended since."""
-    item: dict[str, Any] = load_json(folder / SUMMARY)
-    item["run"]["status"], item["run"]["why"] = status(job.run.info, job.nodes, item["run"]["missing_ranks"])
+    item: dict[str, Any] = load_json((folder or logs.derived) / SUMMARY)
+    item["run"]["status"], item["run"]["why"] = status(logs.run.info, logs.nodes, item["run"]["missing_ranks"])
     return item

@@ -177,7 +177,7 @@ def _checked_hosts(hosts: Mapping[str, str | Sequence[str]]) -> dict[str, list[s
 def _capture_points(job: Job) -> list[_CapturePoint]:
     """Return the nodes of a run that captured packets."""
     points = []
-    for name, logs in job.nodes.items():
+    for name, logs in job.logs.nodes.items():
         files = [logs.path / each for each in logs.captures]
         if files:
             points.append(_CapturePoint(name, files, logs.clock.on_reference, own_addresses(logs), _warning(logs)))

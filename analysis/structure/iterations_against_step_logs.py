@@ -54,7 +54,7 @@ def check_against_steps(job: Job, boundaries_ns: Integers) -> StepCheck | None:
         job: the run.
         boundaries_ns: starts of communication by packets, ascending, on the reference node's clock.
     """
-    table = job.work.iterations
+    table = job.logs.work.iterations
     if len(table) < 2:
         return None
     ends = table["end_ns"].to_numpy(np.int64)
@@ -80,7 +80,7 @@ def check_against_steps(job: Job, boundaries_ns: Integers) -> StepCheck | None:
         lag = (at - logged) / 1e9
         median_s, p95_s = float(np.median(lag)), float(np.quantile(np.abs(lag), 0.95))
     errors = np.abs(np.diff(at) - np.diff(logged))[np.diff(used) == 1] / 1e9
-    clocks = [node.clock.error_ns for node in job.nodes.values()]
+    clocks = [node.clock.error_ns for node in job.logs.nodes.values()]
     known = [error for error in clocks if error is not None]
     return StepCheck(
         len(used),
@@ -98,9 +98,10 @@ def check_against_steps(job: Job, boundaries_ns: Integers) -> StepCheck | None:
 
 def _communication_begins(job: Job) -> tuple[Integers, Integers]:
     """Return the numbers of iterations, and the times at which their first rank began to communicate, by DDP's log."""
-    rows = job.work.rank_iterations.sort_values("end_ns")
+    rows = job.logs.work.rank_iterations.sort_values("end_ns")
     found = [np.empty((0, 2), np.int64)]
-    for process, passes in logged_passes(job.run, process_marks(aligned(job.run.steps, job.nodes))[0]).items():
+    marks = process_marks(aligned(job.logs.run.steps, job.logs.nodes))[0]
+    for process, passes in logged_passes(job.logs.run, marks).items():
         mine = rows[rows["process"] == process]
         ends, iterations = mine["end_ns"].to_numpy(np.int64), mine["iteration"].to_numpy(np.int64)
         begun = passes["synced"] & (passes["backward_end_ns"] > 0)  # on a GPU, work was queued at these times

@@ -208,12 +208,12 @@ def test_time_that_is_not_attributed_is_compared_between_ranks_and_iterations(
     # how long a rank sleeps is its own to say: on a busy machine it wakes late
     pauses_s = np.array([own(tmp_path, "loader", 2, rank)["pauses_s"] for rank in (0, 1)])
     times = job.ranks.set_index("rank")["unattributed_s"]
-    more_s = np.diff(pauses_s[:, -len(job.measured) :].mean(axis=1))[0]
+    more_s = np.diff(pauses_s[:, -len(job.logs.measured) :].mean(axis=1))[0]
     assert float(times[1] - times[0]) == pytest.approx(more_s, rel=0.2)
     first = data["slow_iterations"]["differences"][0]
     assert first["measure"] == "unattributed_s"
     slow, table = slow_places(job), job.iterations
-    usual = np.setdiff1d(job.measured, slow)
+    usual = np.setdiff1d(job.logs.measured, slow)
     paused_s = pauses_s.mean(axis=0)[table["step"]]
     longer_s = paused_s[slow].mean() - np.median(paused_s[usual])
     assert first["here"] - first["others"] == pytest.approx(longer_s, rel=0.2)

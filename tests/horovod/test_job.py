@@ -147,9 +147,9 @@ def test_the_timeline_is_on_the_clock_of_the_steps(recorded: tuple[Path, str]) -
 def test_the_exchange_of_each_iteration_is_timed_at_every_rank(recorded: tuple[Path, str]) -> None:
     """Horovod's timeline begins when the first rank has a gradient, and ends before both have all."""
     job = open_job(recorded[0])
-    assert job.work.source == "horovod"
-    assert not job.work.why
-    assert job.work.gradient_bytes == 4 * (3 * (64 * 64 + 64) + 64 + 1)
+    assert job.logs.work.source == "horovod"
+    assert not job.logs.work.why
+    assert job.logs.work.gradient_bytes == 4 * (3 * (64 * 64 + 64) + 64 + 1)
     begins_ns, ends_ns = [], []
     for rank, rows in steps(recorded[0]).items():
         (path,) = (node(recorded[0]) / "steps").glob(f"rank{rank}-*.horovod.rec")
@@ -172,7 +172,8 @@ def test_the_exchange_of_each_iteration_is_timed_at_every_rank(recorded: tuple[P
     first_ns = np.min(begins_ns, axis=0)[iteration] - 1000  # the timeline has microseconds
     assert (gradients["negotiate_start_ns"].to_numpy() >= first_ns).all()
     shares = job.ranks[["compute_s", "exposed_s", "optimizer_s", "unattributed_s"]].sum(axis=1)
-    assert shares.to_numpy() == pytest.approx([job.work.iterations["iteration_s"][job.measured].mean()] * 2, rel=0.01)
+    mean_s = job.logs.work.iterations["iteration_s"][job.logs.measured].mean()
+    assert shares.to_numpy() == pytest.approx([mean_s] * 2, rel=0.01)
 
 
 def test_settings_say_what_holds(recorded: tuple[Path, str]) -> None:

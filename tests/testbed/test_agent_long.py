@@ -191,7 +191,7 @@ def test_packets_are_kept_around_slow_iterations_and_nowhere_else(tmp_path: Path
         for number, (begin_ns, end_ns) in enumerate(pairwise(ends_ns))
         if any(begin <= begin_ns and end_ns <= end for begin, end in spans)
     }
-    kept_bins = job.captured.packets["here"].kept[job.borders.bin_of]
+    kept_bins = job.logs.captured.packets["here"].kept[job.logs.borders.bin_of]
     assert {number for number, is_kept in enumerate(kept_bins) if is_kept} == covered
     with pytest.raises(UsageError, match="no packet of iteration 50 was captured"):
         job.packets(iteration=50)
@@ -209,16 +209,16 @@ def test_packets_that_a_killed_agent_has_not_decided_on_are_counted(tmp_path: Pa
     begin_ns = min(scanned.first_ns for scanned in ring) + 10**9
     end_ns = max(scanned.last_ns for scanned in ring) - 10**9
     with pytest.warns(RingtapWarning, match=r"here has not decided which packets in packets/\.ring are near slow"):
-        found = ringtap.open_job(tmp_path / "run").captured.packets["here"]
+        found = ringtap.open_job(tmp_path / "run").logs.captured.packets["here"]
     job = ringtap.open_job(tmp_path / "run")
     (log,) = (tmp_path / "run/nodes/here/steps").glob("rank0-*.rec")
     column = [field.name for field in open_records(log).fields].index("end_ns")
     edges_ns = [record[column] for record in open_records(log).tail()]
     inside = {number for number, (begin, end) in enumerate(pairwise(edges_ns)) if begin_ns <= begin and end <= end_ns}
     assert len(inside) > 50
-    assert {number for number, is_kept in enumerate(found.kept[job.borders.bin_of]) if is_kept} >= inside
+    assert {number for number, is_kept in enumerate(found.kept[job.logs.borders.bin_of]) if is_kept} >= inside
     sent_bytes = found.amounts["payload_bytes"].sum(axis=0)
-    assert min(sent_bytes[job.borders.bin_of[number]] for number in inside) >= 5000  # others use loopback, too
+    assert min(sent_bytes[job.logs.borders.bin_of[number]] for number in inside) >= 5000  # others use loopback, too
 
 
 def numbers_in(path: Path, port: int) -> set[int]:

@@ -166,9 +166,9 @@ def test_bytes_of_a_sample_across_a_border_are_uncertain_by_that_sample(tmp_path
     # with borders 3 ms after the samples, each border cuts one of the samples, which are 10 ms apart
     write_ddp_job(tmp_path / "job", truth)
     job = ringtap.open_job(tmp_path / "job")
-    edges = job.borders.edges_ns + 3 * MS
-    for name, borders in job.borders_at.items():
-        job.borders_at[name] = borders.shifted(edges)
+    edges = job.logs.borders.edges_ns + 3 * MS
+    for name, borders in job.logs.borders_at.items():
+        job.logs.borders_at[name] = borders.shifted(edges)
     table = job.socket_iterations
     cross = table[table["flow"] == job.flows.query("traffic_class == 'cross'")["flow"].iloc[0]].iloc[2:-2]
     sample_bytes = truth.cross_bytes / (truth.iteration_ms / truth.every_ms)
@@ -181,7 +181,7 @@ def test_slow_iterations_come_with_the_network(tmp_path):
     write_ddp_job(tmp_path / "job", Truth())
     job = ringtap.open_job(tmp_path / "job")
     every = job.slow(factor=0.5)
-    assert len(every) == len(job.measured)
+    assert len(every) == len(job.logs.measured)
     assert (every["flow_retransmissions"] > 0).all()
     worst = job.flows.set_index("flow").loc[every["flow"].iloc[0]]
     assert worst["retransmissions"] == job.flows["retransmissions"].max()

@@ -69,7 +69,7 @@ def test_a_capture_that_is_no_file_is_named_and_the_rest_is_analyzed(job: Path, 
     (job / "nodes" / "n0" / "packets").mkdir()
     put(kind, job / "nodes" / "n0" / "packets" / "eth0-0.pcap")
     with pytest.warns(RingtapWarning, match=r"n0/packets/eth0-0\.pcap cannot be used: "):
-        assert open_job(job).nodes["n0"].captures == []
+        assert open_job(job).logs.nodes["n0"].captures == []
     # what a kind is makes no difference to what comes after
     others = [["report"], ["export", "--to", "csv", "-o", str(job.parent / "tables")]] if kind == "pipe" else []
     for words in (["analyze"], *others):
@@ -122,7 +122,7 @@ def test_another_log_in_place_of_the_nic_s_is_named(job: Path, name: str) -> Non
     other = next(iter(sorted(node.glob(name))), next(iter(sorted(node.glob("steps/*.rec")))))
     (node / "nic" / "nic.rec").write_bytes(other.read_bytes())
     with pytest.warns(RingtapWarning, match=r"n0/nic/nic\.rec cannot be used: .* it has no usable column "):
-        assert open_job(job).nodes["n0"].wide("nic/nic.rec") is None
+        assert open_job(job).logs.nodes["n0"].wide("nic/nic.rec") is None
     assert main(["analyze", str(job)]) == 0
 
 
@@ -162,13 +162,13 @@ def test_nothing_is_read_through_links_of_another_user(job: Path, tmp_path: Path
     (node / "node.json").rename(secret)
     link_of_another(node / "node.json", secret)
     with pytest.warns(RingtapWarning, match=r"n0/node\.json cannot be used: it is a link of another user"):
-        assert open_job(job).nodes["n0"].info == {}
+        assert open_job(job).logs.nodes["n0"].info == {}
     (node / "nic").rename(tmp_path / "nic")
     link_of_another(node / "nic", tmp_path / "nic")
     with pytest.warns(RingtapWarning, match=r"n0/nic/nic\.rec cannot be used: .*/nodes/n0/nic is a link of another"):
-        assert open_job(job).nodes["n0"].wide("nic/nic.rec") is None
+        assert open_job(job).logs.nodes["n0"].wide("nic/nic.rec") is None
     os.lchown(node / "nic", os.geteuid(), -1)
-    assert open_job(job).nodes["n0"].wide("nic/nic.rec") is not None
+    assert open_job(job).logs.nodes["n0"].wide("nic/nic.rec") is not None
 
 
 @needs_root

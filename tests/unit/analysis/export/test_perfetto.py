@@ -162,7 +162,7 @@ def test_buckets_and_the_arrows_to_their_packets(job, tracks):
 
 def test_counters_add_up_to_what_was_counted(job, tracks):
     path, truth = job
-    nodes = ringtap.open_job(path).nodes
+    nodes = ringtap.open_job(path).logs.nodes
     for name, node in nodes.items():
         log = node.wide("nic/nic.rec")
         sent = values_of(tracks, f"node {name}", "nic", "eth0.tx_bytes")

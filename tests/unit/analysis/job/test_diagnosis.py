@@ -441,5 +441,5 @@ def test_a_long_job_is_read_in_blocks(tmp_path, monkeypatch):
 def test_a_rank_that_is_not_recorded_may_be_the_slow_one(tmp_path):
     job = written(tmp_path / "job")
     words = "3 of 4 ranks recorded steps here, rank 3 did not"
-    job.__dict__["work"] = replace(job.work, missing_ranks=words)
+    job.logs.__dict__["work"] = replace(job.logs.work, missing_ranks=words)
     assert verdict(job.diagnosed) == [f"Why an iteration takes this long cannot be told: {words}."]

@@ -152,7 +152,7 @@ def test_drift_and_steps_of_a_clock_are_taken_out(tmp_path):
         common | end | {"t0_ns": START_NS + 1007 * MS, "offset_ns": 7_100_000},
     ]
     write_json(path, {"reference": "n0", "fit": segments[0], "segments": segments, "steps": [step_at(1000, 7 * MS)]})
-    clock = open_job(tmp_path / "job").nodes["n1"].clock
+    clock = open_job(tmp_path / "job").logs.nodes["n1"].clock
     mono_ns = np.array([0, 500, 990, 1500], np.int64) * MS
     times = START_NS + mono_ns + np.array([0, 0, 0, 7 * MS])
     found = clock.on_reference(times, mono_ns)
@@ -506,7 +506,7 @@ def test_a_run_whose_writers_were_all_killed_does_not_run_for_ever(tmp_path):
     assert summarize(open_job(path))["run"]["status"] == "running"
     for written in path.glob("nodes/**/*"):
         os.utime(written, (0, time.time() - 65))
-    data = read_summary(open_job(path), path / "derived")  # from before
+    data = read_summary(open_job(path).logs, path / "derived")  # from before
     why = "nothing was left to write how the job ended; n1: its agent was ended before it had written everything"
     assert (data["run"]["status"], data["run"]["why"]) == ("partial", why)
     assert summarize(open_job(path))["run"]["why"] == why
@@ -630,5 +630,5 @@ def test_parts_of_an_iteration_add_up_although_ranks_end_at_different_times(tmp_
     table["exposed_s"] += early_and_late * (table["exposed_s"].mean() + 1.0)  # the rest of every other one is below 0
     found.__dict__["rank_iterations"] = table
     parts = found.ranks[["compute_s", "exposed_s", "optimizer_s", "unattributed_s"]].astype(float).sum(axis=1)
-    mean_s = found.work.iterations["iteration_s"].iloc[found.measured].mean()
+    mean_s = found.logs.work.iterations["iteration_s"].iloc[found.logs.measured].mean()
     assert parts.to_numpy() == pytest.approx(mean_s, rel=0.05)  # an odd number of iterations leaves one over

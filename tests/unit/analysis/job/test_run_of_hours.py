@@ -15,6 +15,7 @@ from pyarrow import parquet
 
 from ringtap.analysis import dask_workers
 from ringtap.analysis.export import perfetto, tensorboard
+from ringtap.analysis.job.job_logs import JobLogs
 from ringtap.analysis.job.run import Job, open_job
 from ringtap.analysis.report import page
 from ringtap.analysis.runs import derived_tables, node_batches
@@ -41,7 +42,7 @@ def test_processes_find_what_one_finds_and_the_report_reads_it(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = open_job(run, derived=tmp_path / "alone")
-    assert job.batches.processes == 2
+    assert job.logs.batches.processes == 2
     alone = job.summary()
     assert main(["analyze", str(run), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -54,14 +55,14 @@ def test_processes_find_what_one_finds_and_the_report_reads_it(
     monkeypatch.setattr(page, "_MAX_EMBEDDED_BYTES", 100)
     with monkeypatch.context() as patch:
         for name in ("work", "traffic", "parts"):
-            patch.setattr(Job, name, property(lambda _: pytest.fail("the run is analyzed again")))
+            patch.setattr(JobLogs, name, property(lambda _: pytest.fail("the run is analyzed again")))
         assert stored.summary() == json.loads(json.dumps(alone))
         tables = {name: getattr(stored, name) for name in ("iterations", "ranks", "flows")}
-        measured = stored.measured
+        measured = stored.logs.measured
         assert main(["report", str(run)]) == 0
     for name, found in tables.items():
         pd.testing.assert_frame_equal(found, getattr(job, name))
-    assert measured.tolist() == job.measured.tolist()
+    assert measured.tolist() == job.logs.measured.tolist()
     assert 'href="iterations.csv" download' in (run / "report/report.html").read_text()  # too large for the page
     # a log that has grown since makes the tables stale
     with (run / "nodes/n1/nic/nic.rec").open("ab") as log:
@@ -96,7 +97,7 @@ def test_exports_go_batch_by_batch_or_say_so(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Job, "_whole", lambda *_: pytest.fail("a whole table is read"))
+        patch.setattr(JobLogs, "whole", lambda *_: pytest.fail("a whole table is read"))
         assert main(["export", str(run), "--to", "parquet", "-o", str(tmp_path / "tables")]) == 0
     job = open_job(run)
     for name in node_batches.TABLES:
@@ -108,8 +109,8 @@ def test_exports_go_batch_by_batch_or_say_so(
         pd.testing.assert_frame_equal(found, expected)
         assert found.attrs == expected.attrs
     assert parquet.ParquetFile(tmp_path / "tables/rank_iterations.parquet").metadata.num_row_groups == 3
-    steps = job.recorded_steps
-    assert steps == len(job.run.steps) > 30
+    steps = job.logs.recorded_steps
+    assert steps == len(job.logs.run.steps) > 30
     for module, to in ((perfetto, "perfetto"), (tensorboard, "tensorboard")):
         monkeypatch.setattr(module, "MAX_STEPS", steps - 1)
         assert main(["export", str(run), "--to", to, "-o", str(tmp_path / to)]) == 2

@@ -176,7 +176,7 @@ def test_horovods_timeline_is_split_at_the_optimizers_step(tmp_path):
             rows.append({"tensor": name, "start_ns": end - first * MS, "end_ns": end - last * MS, "bytes": 1000})
     timeline = pd.DataFrame(rows).assign(operation="ALLREDUCE", negotiate_start_ns=0)
     job = open_job(tmp_path / "job")
-    marks = job.run.steps.assign(place=range(6))
+    marks = job.logs.run.steps.assign(place=range(6))
     found = iterations_of_ranks._by_timeline(timeline, marks)
     assert found.table["communication_s"].to_numpy() == pytest.approx([0.030] * 5)
     assert found.table["exposed_s"].to_numpy() == pytest.approx([0.010] * 5)
@@ -282,7 +282,7 @@ def test_traffic_that_passes_no_captured_interface_is_unknown(tmp_path):
     at = START_NS + 100 * MS
     pcap(tmp_path / "job/nodes/n0/packets/lo-0.pcap", [(at, ("127.0.0.1", 1), ("127.0.0.1", 2), 100)] * 3)
     job = open_job(tmp_path / "job")
-    assert job.captured.not_captured["training"] == 1
+    assert job.logs.captured.not_captured["training"] == 1
     assert job.iterations["packet_training_bytes"].isna().all(), "not 0"
     assert job.iterations["packet_other_bytes"].sum() == 300, "captured, so known"
     data = summarize(job)
@@ -386,7 +386,7 @@ def test_real_timelines_are_joined(tmp_path, name):
     node.steps(0, [(number, 0, end - 1000, end, 0, 0, 0, 1) for number, end in enumerate(ends)])
     node.finish()
     job = open_job(tmp_path / "job")
-    assert job.work.source == "timeline"
+    assert job.logs.work.source == "timeline"
     begin, end = iterations_of_ranks.merged_spans(
         timeline["start_ns"].to_numpy(np.int64), timeline["end_ns"].to_numpy(np.int64)
     )

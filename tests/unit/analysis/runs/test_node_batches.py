@@ -67,7 +67,7 @@ def test_batches_find_what_one_piece_finds(run: Path, tmp_path: Path, request: p
         pd.testing.assert_frame_equal(one, other, rtol=1e-12)
     job = open_job(run, derived=parts)
     pd.testing.assert_frame_equal(job.slow(0.5), open_job(run, derived=tmp_path / "other").slow(0.5))
-    assert job.rank_iterations["rank"].tolist() == [0, 1, 2] * len(job.work.iterations)
+    assert job.rank_iterations["rank"].tolist() == [0, 1, 2] * len(job.logs.work.iterations)
     assert derived_tables.is_fresh(parts, derived_tables.sources_of(run))
 
 

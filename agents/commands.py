@@ -163,12 +163,14 @@ def _run(options: argparse.Namespace) -> int:
     from ringtap.agents.job.environment import is_first_on_node
     from ringtap.agents.job.run_location import find_location, node_name
     from ringtap.agents.job.supervisor import run_job, run_unrecorded, tell
+    from ringtap.core.installation import with_shipped_examples
     from ringtap.core.run_directory import UnwritableError
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     settings, node = _settings(options), node_name(options.node)
     if not command:
         raise UsageError("nothing to run: ringtap run -- COMMAND")
+    command = with_shipped_examples(command, lambda text: tell(f"ringtap: {text}"))
     _check_live(options.live)
     listener = None
     if options.metrics and is_first_on_node(os.environ):

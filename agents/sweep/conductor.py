@@ -29,7 +29,7 @@ from ringtap.agents.sweep.host_connections import LostHostError, losses_named, r
 from ringtap.agents.sweep.host_facts import nearest_folder, space_problem
 from ringtap.agents.sweep.host_roles import SweepRoles, counter_of, testbed_roles, through
 from ringtap.agents.sweep.job_bytes_per_link import LinkPayload
-from ringtap.agents.sweep.job_launch_commands import check_collectives, job_run
+from ringtap.agents.sweep.job_launch_commands import check_collectives, job_run, on_this_machine
 from ringtap.agents.sweep.load_choice import LoadChoice
 from ringtap.agents.sweep.measure_load_series import SeriesMeasurement, Step
 from ringtap.agents.sweep.measure_sharing_jobs import SharedLinks, pending_steps, sharing_line
@@ -555,6 +555,8 @@ def _check_machine(plan: SweepPlan, force: bool, say: Callable[[str], None]) -> 
             "build it with python -m ringtap.examples.build_horovod --install"
         )
     require('job = "real"', real_libraries(plan.every_model))
+    for model in plan.every_model:
+        on_this_machine(model, say)
 
 
 def _check_software(plan: SweepPlan, *, report: bool) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,12 +17,12 @@ from ringtap.agents.sweep.host_connections import check_lost
 from ringtap.agents.sweep.host_roles import SweepRoles
 from ringtap.agents.sweep.sweep_estimate import layout
 from ringtap.core.errors import UsageError, failure_message
-from ringtap.core.installation import require
+from ringtap.core.installation import require, with_shipped_examples
 from ringtap.core.isolated_python import python_command
 from ringtap.core.run_directory import RunDirectory
 from ringtap.core.sweep_plans.cluster_hosts import Cluster
 from ringtap.core.sweep_plans.collective_algorithms import IN_NETWORK, PARAMETER_SERVER
-from ringtap.core.sweep_plans.sweep_plan import SharingPlan, SweepPlan
+from ringtap.core.sweep_plans.sweep_plan import SharingPlan, SweepPlan, Testbed
 from ringtap.core.sweep_plans.training_jobs import PLACEHOLDERS, REAL, Model
 from ringtap.core.transports import is_rdma
 
@@ -152,6 +153,8 @@ def processes(plan: SweepPlan, model: Model, network: SweepRoles, hosts: Hosts, 
         port: a free TCP port of the first worker.
     """
     workers = network.roles.workers
+    if isinstance(plan.topology, Testbed):
+        model = replace(model, command=tuple(on_this_machine(model)))
     counts = [ranks_of(plan, host) for host in workers]
     master = {"MASTER_ADDR": network.training[workers[0]], "MASTER_PORT": str(port)}
     algorithm, numbers = _algorithm(plan, model, workers[0])
@@ -208,6 +211,11 @@ def _command(plan: SweepPlan, model: Model, values: Mapping[str, str], python: s
     if model.framework == "horovod":  # derives Horovod's variables from torchrun's
         command = python_command(python, "ringtap.examples.horovod_rank", *command)
     return [*_IN_FOLDER, model.directory, *command] if model.directory else command
+
+
+def on_this_machine(model: Model, say: Callable[[str], object] = str) -> list[str]:
+    """Return the command of a model on this machine's files, where the examples that ship with ringtap are known."""
+    return list(model.command) if model.directory else with_shipped_examples(model.command, say)
 
 
 def filled(command: tuple[str, ...], values: Mapping[str, str]) -> list[str]:

@@ -115,10 +115,12 @@ def _describe(testbed: Any) -> dict[str, Any]:
 def _exec(options: argparse.Namespace) -> int:
     from ringtap.agents.testbed import registry
     from ringtap.agents.testbed.run_on_host import enter
+    from ringtap.core.installation import with_shipped_examples
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise UsageError("nothing to run: ringtap testbed exec HOST -- COMMAND")
+    command = with_shipped_examples(command, lambda text: print(f"ringtap: {text}", file=sys.stderr))
     return enter(registry.find(options.testbed), options.host, command)
 
 

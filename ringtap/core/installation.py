@@ -11,7 +11,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -112,8 +112,19 @@ def state_folder() -> Path:
 def shipped_example(path: str | os.PathLike[str]) -> Path | None:
     """Return the example that ships with ringtap under the name ``examples/NAME``, unless that file exists here."""
     shipped = Path(__file__).parents[1] / path
-    is_shipped = Path(path).parent == Path("examples") and not Path(path).exists() and shipped.is_file()
-    return shipped if is_shipped else None
+    if Path(path).parent != Path("examples") or shipped not in shipped.parent.iterdir():
+        return None
+    return shipped if shipped.is_file() and not Path(path).exists() else None
+
+
+def with_shipped_examples(command: Iterable[str], say: Callable[[str], object]) -> list[str]:
+    """Return a command in which each `shipped_example` is its file, and say which file that is."""
+    found = []
+    for word in command:
+        if shipped := shipped_example(word):
+            say(f"{word} is {shipped}, which ships with ringtap: there is no such file here")
+        found.append(str(shipped or word))
+    return found
 
 
 def pip() -> str:

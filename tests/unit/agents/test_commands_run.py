@@ -43,6 +43,14 @@ def test_the_first_line_says_where_the_run_goes_and_v_how_it_is_recorded(tmp_pat
     assert done.stderr.splitlines()[0] == expected
 
 
+def test_an_example_that_ships_with_ringtap_runs_from_any_folder(tmp_path: Path) -> None:
+    read = "import sys; print(open(sys.argv[1]).readline())"
+    done = wrapped(tmp_path, sys.executable, "-c", read, "examples/points.csv", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith((ROOT / "examples" / "points.csv").read_text().splitlines()[0])
+    assert [line for line in done.stderr.splitlines() if "ships with ringtap" in line] == [done.stderr.splitlines()[0]]
+
+
 def test_a_job_ended_by_a_signal_ends_its_wrapper_by_the_same(tmp_path: Path) -> None:
     assert wrapped(tmp_path, "sh", "-c", "kill -KILL $$").returncode == -signal.SIGKILL
 

@@ -266,3 +266,23 @@ def test_no_message_and_no_page_advises_a_name_that_nobody_owns() -> None:
     ]
     found = [f"{path}: {hit[0]}" for path in [ROOT / "README.md", *files] for hit in advice.finditer(path.read_text())]
     assert found == []
+
+
+def test_words_of_a_command_that_are_examples_become_their_files_unless_there_are_such_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    own = ["torchrun", "examples", "examples/", "examples/none.py", "./my/examples/demo.toml", "examples/" + "n" * 300]
+    assert installation.with_shipped_examples([*own, ""], said.append) == [*own, ""]
+    assert not said
+    shipped = str(Path(installation.__file__).parents[1] / "examples" / "scale_model.py")
+    assert installation.with_shipped_examples(["python3", "examples/scale_model.py"], said.append) == [
+        "python3",
+        shipped,
+    ]
+    assert said == [f"examples/scale_model.py is {shipped}, which ships with ringtap: there is no such file here"]
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "scale_model.py").touch()
+    assert installation.with_shipped_examples(["examples/scale_model.py"], said.append) == ["examples/scale_model.py"]
+    assert len(said) == 1

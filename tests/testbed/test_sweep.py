@@ -119,6 +119,17 @@ def test_a_window_does_not_begin_before_a_sender_that_starts_slowly(tmp_path: Pa
 
 
 @pytest.mark.alone(2)
+def test_the_generator_loads_a_link_of_its_own_rate_on_which_full_size_flows_are_few(tmp_path: Path) -> None:
+    text = QUICK.replace("scale = 500", 'scale = 1\ncapacity = "50mbit"').replace("[0, 0.5, 0.5]", "[0.5]")
+    out = tmp_path / "out"
+    done = run("sweep", write_plan(tmp_path, text.replace('["burst"]', '["consistent", "burst"]')), "-o", out)
+    assert done.returncode == 0, done.stderr
+    checks = {item["kind"]: item for item in json.loads((out / "run.json").read_text())["precheck"]}
+    assert checks.keys() == {"consistent", "burst"}
+    assert all(item["share_of_capacity"] == pytest.approx(1, abs=0.1) for item in checks.values())
+
+
+@pytest.mark.alone(2)
 def test_from_a_plan_to_a_report(testbed_sweep: Path) -> None:
     assert status(testbed_sweep) == ("complete", "")
     found, torn = read_json_lines(testbed_sweep / "points.jsonl")

@@ -11,11 +11,14 @@ END_HANGING := -o faulthandler_timeout=450 -o faulthandler_exit_on_timeout=true
 
 .PHONY: demo check test test-gpu lint types style reproduce clean say-check say-test
 
-$(VENV)/ready: pyproject.toml constraints.txt constraints-torch.txt scripts/prepare.sh
+$(VENV)/ready: pyproject.toml constraints-demo.txt constraints-torch.txt scripts/prepare.sh
 	PYTHON=$(PYTHON) sh scripts/prepare.sh $(VENV)
 
+$(VENV)/checks: $(VENV)/ready constraints.txt
+	PYTHON=$(PYTHON) sh scripts/prepare.sh $(VENV) checks
+
 # the tests alone need tshark, and Horovod, which is compiled: minutes, once for a version of torch
-$(VENV)/tests: $(VENV)/ready examples/build_horovod.py
+$(VENV)/tests: $(VENV)/checks examples/build_horovod.py
 	PYTHON=$(PYTHON) sh scripts/prepare.sh $(VENV) tests
 
 demo: $(VENV)/ready
@@ -32,7 +35,7 @@ reproduce: $(VENV)/ready
 	done
 
 # the types take longer than all the rest
-lint: $(VENV)/ready
+lint: $(VENV)/checks
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync types style
 
 types:

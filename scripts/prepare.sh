@@ -1,11 +1,12 @@
 #!/bin/sh
-# Makes the environment that make demo and make test run in: sh scripts/prepare.sh FOLDER
-# With "tests" as second word it adds what make test alone needs: Horovod, compiled once, in that environment;
-# torchvision, beside it; tshark, Slurm, sshd, Prometheus, shellcheck and, on Debian, Chromium.
+# Makes the environment that make demo runs in: sh scripts/prepare.sh FOLDER
+# With "checks" as second word it adds the other packages of make check.
+# With "tests" it then adds what make test alone needs: Horovod, compiled once, in that environment; torchvision, beside
+# it; tshark, Slurm, sshd, Prometheus, shellcheck and, on Debian, Chromium.
 # System tools are installed where this is root on Debian or Ubuntu; elsewhere one line says what to install.
 set -eu
 folder=$1
-part=${2:-environment}
+part=${2:-demo}
 python=${PYTHON:-python3}
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
@@ -16,7 +17,8 @@ python=${PYTHON:-python3}
 # tool:package
 missing=""
 case $part in
-environment) tools="ip:iproute2 tc:iproute2 iperf3:iperf3 tcpdump:tcpdump" ;;
+demo) tools="ip:iproute2 tc:iproute2 iperf3:iperf3 tcpdump:tcpdump" ;;
+checks) tools="" ;;
 tests)
     tools="c++:g++ make:make tshark:tshark capinfos:wireshark-common shellcheck:shellcheck"
     tools="$tools prometheus:prometheus promtool:prometheus"
@@ -25,7 +27,7 @@ tests)
     ! grep -qs '^ID=debian' /etc/os-release || tools="$tools chromium:chromium"
     ;;
 *)
-    echo "prepare.sh FOLDER [tests]; $part is neither" >&2
+    echo "prepare.sh FOLDER [checks | tests]; $part is neither" >&2
     exit 2
     ;;
 esac
@@ -61,6 +63,11 @@ fi
 install() {
     "$folder/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
 }
+if [ "$part" = checks ]; then
+    install --require-hashes --no-deps --requirement constraints.txt
+    touch "$folder/checks"
+    exit
+fi
 if [ "$part" = tests ]; then
     "$folder/bin/python" -m ringtap.examples.build_horovod --install
     # its wheel is for CUDA, and beside a torch without CUDA, packages that find it fail to import
@@ -70,7 +77,7 @@ if [ "$part" = tests ]; then
 fi
 
 "$python" -m venv --clear "$folder"
-install --require-hashes --no-deps --requirement constraints.txt
-install --constraint constraints-torch.txt torch
+install --require-hashes --no-deps --requirement constraints-demo.txt
+install --no-compile --constraint constraints-torch.txt torch
 install --no-deps --no-build-isolation --editable .
 touch "$folder/ready"

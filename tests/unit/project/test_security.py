@@ -115,6 +115,16 @@ def test_the_environment_is_what_the_constraints_say() -> None:
     assert {name: version for name, version in installed.items() if name not in UNHASHED} == pinned
 
 
+def test_the_demo_installs_a_fraction_of_the_packages_of_the_tests_in_the_same_versions() -> None:
+    demo, tests = (
+        {line for line in re.sub(r"\\\n\s*", "", (ROOT / name).read_text()).splitlines() if "==" in line}
+        for name in ("constraints-demo.txt", "constraints.txt")
+    )
+    assert demo <= tests
+    assert 30 < len(demo) < len(tests) / 3
+    assert not {line for line in demo if line.startswith(("polars", "transformers", "wandb"))}
+
+
 def test_a_package_of_another_hash_is_not_installed(tmp_path: Path) -> None:
     """The options of scripts/prepare.sh, with wheels of a folder."""
     options = next(

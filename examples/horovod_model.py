@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(options.bucket_bytes))  # read by hvd.init()
     hvd.init()
-    model = build_model(layers, options.compute_s, hvd.rank())
+    model = build_model(layers, options.compute_s[hvd.rank() % len(options.compute_s)], hvd.rank())
     if hvd.rank() == 0:
         print(
             f"Horovod scale model: {hvd.size()} ranks, {description(options, layers)}, "

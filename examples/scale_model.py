@@ -258,7 +258,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=100.0, help="divides the tensors of --model, and DDP's buckets")
     parser.add_argument("--parameters", type=int, help="without --model: parameters in all (1383574: VGG-16/100)")
     parser.add_argument("--layers", type=int, help="without --model: equal layers they are spread over (16)")
-    parser.add_argument("--compute-s", type=float, default=0.2, help="seconds of compute an iteration")
+    parser.add_argument(
+        "--compute-s", type=float, nargs="+", default=[0.2], help="seconds of compute an iteration, or of each rank"
+    )
     parser.add_argument("--bucket-bytes", type=int, help="bucket size (DDP's default of 25 MiB / scale)")
     parser.add_argument(
         "--first-bucket-bytes", type=int, help="size of the first bucket (that of the others, or DDP's 1 MiB / scale)"
@@ -286,7 +288,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         options.first_bucket_bytes = options.first_bucket_bytes or round(DEFAULT_FIRST_BUCKET_BYTES / options.scale)
     elif options.first_bucket_bytes is None:
         options.first_bucket_bytes = options.bucket_bytes
-    if options.compute_s < 0 or min(options.bucket_bytes, options.first_bucket_bytes) < 1 or options.iterations < 0:
+    if (
+        min(options.compute_s) < 0
+        or min(options.bucket_bytes, options.first_bucket_bytes) < 1
+        or options.iterations < 0
+    ):
         parser.error("--compute-s and --iterations must not be negative, buckets must be at least 1 byte")
     return options
 
@@ -321,7 +327,9 @@ def description(options: argparse.Namespace, layers: Sequence[LayerShape]) -> st
     """Return the number of parameters and layers, and the compute time."""
     parameters = sum(sum(layer.sizes) for layer in layers)
     model = f" of {options.model} / {options.scale:g}" if options.model else ""
-    return f"{parameters} parameters in {len(layers)} layers{model}, {options.compute_s} s of compute"
+    return (
+        f"{parameters} parameters in {len(layers)} layers{model}, {', '.join(map(str, options.compute_s))} s of compute"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -330,7 +338,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     layers = layers_of(options)
     torch.set_num_threads(1)
     rank, world_size = join_group()
-    model = build_model(layers, options.compute_s, rank)
+    model = build_model(layers, options.compute_s[rank % len(options.compute_s)], rank)
     sends = f"buckets of {options.bucket_bytes} bytes, the first of {options.first_bucket_bytes}"
     if options.schedule:
         scheduler, sends = scheduler_of(model, options), f"gradients by {options.schedule}"

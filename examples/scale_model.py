@@ -288,11 +288,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         options.first_bucket_bytes = options.first_bucket_bytes or round(DEFAULT_FIRST_BUCKET_BYTES / options.scale)
     elif options.first_bucket_bytes is None:
         options.first_bucket_bytes = options.bucket_bytes
-    if (
-        min(options.compute_s) < 0
-        or min(options.bucket_bytes, options.first_bucket_bytes) < 1
-        or options.iterations < 0
-    ):
+    if min(*options.compute_s, options.iterations) < 0 or min(options.bucket_bytes, options.first_bucket_bytes) < 1:
         parser.error("--compute-s and --iterations must not be negative, buckets must be at least 1 byte")
     return options
 
@@ -327,9 +323,8 @@ def description(options: argparse.Namespace, layers: Sequence[LayerShape]) -> st
     """Return the number of parameters and layers, and the compute time."""
     parameters = sum(sum(layer.sizes) for layer in layers)
     model = f" of {options.model} / {options.scale:g}" if options.model else ""
-    return (
-        f"{parameters} parameters in {len(layers)} layers{model}, {', '.join(map(str, options.compute_s))} s of compute"
-    )
+    compute = " and ".join(map(str, options.compute_s))
+    return f"{parameters} parameters in {len(layers)} layers{model}, {compute} s of compute"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -321,6 +321,16 @@ def test_an_endless_job_is_read_while_it_runs_and_survives_a_killed_rank(tmp_pat
         assert file.count >= 10
 
 
+def test_a_rank_may_compute_longer_than_the_others() -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    job = [str(ROOT / "examples" / "scale_model.py"), "--parameters", "2000", "--layers", "2", "--iterations", "8"]
+    command = [*launcher, "--nproc-per-node", "2", *job, "--compute-s", "0.01", "0.08"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "0.01 and 0.08 s of compute" in done.stdout
+    assert float(re.findall(r"8 iterations, (\d+\.\d+) s each", done.stdout)[0]) > 0.08
+
+
 def test_the_job_ends_at_once_when_told(tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "examples" / "scale_model.py"), "--compute-s", "0.01"]

@@ -4,7 +4,10 @@ A cell either comes out of the other printed cells as it stands (most do), or wi
 (`ROUNDING`), or it contradicts them (`CONTRADICTIONS`; docs/method/thesis.md says what ringtap does about each).
 """
 
+import importlib
+import inspect
 import itertools
+import re
 from decimal import Decimal
 from pathlib import Path
 
@@ -238,3 +241,15 @@ class TestNumbersInTheText:
     @staticmethod
     def most(traffic):
         return [(key, pair) for key, pair in published_results.MAX_CONGESTED_GBPS.items() if key[1] == traffic]
+
+
+def test_the_page_of_the_thesis_names_what_there_is() -> None:
+    table = (Path(__file__).parents[3] / "docs" / "method" / "thesis.md").read_text().partition("## One figure")[0]
+    names = re.findall(r"`((?:model|plots|report|statistics|sweeps|traffic)\.\w[\w.]+)`", table)
+    assert len(names) > 20
+    for name in names:
+        module, *rest = name.rsplit(".", 2 if name.split(".")[-2][0].isupper() else 1)
+        found = importlib.import_module(f"ringtap.analysis.{module}")
+        for part in rest:
+            assert part in dir(found) or part in inspect.get_annotations(found), name
+            found = getattr(found, part, None)

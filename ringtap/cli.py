@@ -143,7 +143,10 @@ _SUBMIT = (
 # command without "ringtap" -> examples that end its help, from the blocks of pages that tests run
 EXAMPLES = {
     "doctor": ("ringtap doctor",),
-    "run": ("ringtap run -o runs/mine -- python3 -c 'print(\"any training command\")'",),
+    "run": (
+        "ringtap run -o runs/mine -- torchrun --nproc-per-node 2 examples/scale_model.py --iterations 40 "
+        "--compute-s 0.1 0.15",
+    ),
     "live": ("ringtap live runs/mine", "ringtap live --plain runs/watched"),
     "analyze": ("ringtap analyze runs/mine",),
     "report": ("ringtap report runs/fast",),

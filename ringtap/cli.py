@@ -140,13 +140,14 @@ _SUBMIT = (
     "ringtap submit --print --site narval --account def-me --nodes 2 --gpus-per-node 4 --tasks-per-node 4 "
     "--time 3:00:00 -- python train.py"
 )
+_RUN = (
+    "ringtap run -o runs/mine -- torchrun --nproc-per-node 2 examples/scale_model.py --iterations 40 "
+    "--compute-s 0.1 0.15"
+)
 # command without "ringtap" -> examples that end its help, from the blocks of pages that tests run
 EXAMPLES = {
     "doctor": ("ringtap doctor",),
-    "run": (
-        "ringtap run -o runs/mine -- torchrun --nproc-per-node 2 examples/scale_model.py --iterations 40 "
-        "--compute-s 0.1 0.15",
-    ),
+    "run": (_RUN,),
     "live": ("ringtap live runs/mine", "ringtap live --plain runs/watched"),
     "analyze": ("ringtap analyze runs/mine",),
     "report": ("ringtap report runs/fast",),

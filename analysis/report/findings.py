@@ -10,11 +10,12 @@ from typing import Any
 
 from ringtap.analysis import published_results
 from ringtap.analysis.plots.style import title_of
-from ringtap.analysis.report.load_statistics import HEAVY_SHARE, Pair, Tails, slowdown
+from ringtap.analysis.report.load_statistics import LIGHT_SHARE, MIDDLE_SHARE, Pair, Tails, slowdown
 from ringtap.analysis.report.thesis_expectations import LATE_SAMPLES, Expectation
 from ringtap.analysis.statistics.quantiles import LEVEL
 from ringtap.analysis.statistics.short_series import MIN_STRETCHED
 from ringtap.analysis.statistics.two_sample import Estimate
+from ringtap.analysis.sweeps.equal_loads import HEAVY_SHARE, AtLoad, at_load, common_share
 from ringtap.analysis.sweeps.series_analysis import Series
 from ringtap.core.run_directory_schema import VARIANTS
 from ringtap.core.sweep_plans.training_jobs import model_label
@@ -23,8 +24,6 @@ from ringtap.core.units import counted, listed
 FIRM_HALF_WIDTH = 0.10  # of the value: a wider interval leaves the first digit open
 FIRM_R2_LOG = 0.97
 _MAX_NAMES = 4
-MIDDLE_SHARE = 0.50
-SHARES = (MIDDLE_SHARE, HEAVY_SHARE)  # of capacity: the loads whose slowdown is given
 
 Row = dict[str, Any]
 
@@ -47,13 +46,14 @@ class Finding:
 def overview(series: Sequence[Series]) -> list[Row]:
     """Return the row of each series as plain values: no-load time, congestion point, slowdowns, fit and caveats.
 
-    A slowdown is the mean iteration time over that without cross traffic, minus 1. An unknown number is None, and its
-    ``why`` has the reason. A caveat names the number that it limits (``about``) and has a sentence (``text``).
+    A slowdown is the mean iteration time over that without cross traffic, minus 1, at the same two loads in all rows.
+    An unknown number is None, and its ``why`` has the reason. A caveat is a sentence that limits the fit.
     """
-    return [_row_of(one) for one in series]
+    shares = (MIDDLE_SHARE, common_share(series))
+    return [_row_of(one, shares) for one in series]
 
 
-def _row_of(series: Series) -> Row:
+def _row_of(series: Series, shares: Sequence[float]) -> Row:
     row: Row = {"series": series.name, "name": name_in_text(series), "title": series.title, "traffic": series.traffic}
     row |= {
         **{name: getattr(series, name) for name in VARIANTS},
@@ -61,52 +61,42 @@ def _row_of(series: Series) -> Row:
         "points": len(series.used),
         "no_load_s": series.no_load_s,
     }
-    row["slowdowns"] = [_slowdown_row(series, share) for share in SHARES]
-    row["congestion"], caveats = _congestion_row(series)
+    row["slowdowns"] = [_slowdown_row(series, share) for share in shares]
+    row["congestion"], row["caveats"] = _congestion_row(series), []
     fit = series.fit
     row["fit"] = {"why": series.fit_reason}
     if fit is not None:
         numbers = {"A": fit.A, "B": fit.B, "n": fit.n, "model": fit.name, "r2": fit.r2, "range": fit.range}
         row["fit"] = numbers | {"points": len(fit.iteration_s), "why": ""}
-        caveats += [("fit", text) for text in fit.warnings]
-    row["caveats"] = [{"about": about, "text": text} for about, text in caveats]
+        row["caveats"] = list(fit.warnings)
     return row
 
 
 def _slowdown_row(series: Series, share: float) -> Row:
     found = slowdown(series, share)
-    low_high = None if found.interval is None else [end - 1 for end in found.interval]
-    load = found.bandwidth_gbps
     return {
         "share": share,
-        "load_share": None if load is None else load / series.capacity_gbps,
         "slowdown": None if found.ratio is None else found.ratio - 1,
-        "interval": low_high,
+        "interval": None if found.interval is None else [end - 1 for end in found.interval],
+        "mean_s": found.mean_s,
+        "mean_interval_s": found.mean_interval_s,
         "why": found.reason,
     }
 
 
-def _congestion_row(series: Series) -> tuple[Row, list[tuple[str, str]]]:
-    """The point on the fitted curve; caveats tell where the thesis's construction disagrees."""
-    found, construction = series.curve, series.congestion
-    point = found.point
+def _congestion_row(series: Series) -> Row:
+    """The point on the fitted curve."""
+    found, point = series.curve, series.curve.point
     row: Row = {"bandwidth_gbps": None, "share": None, "interval_share": None}
     row |= {"text": found.clause, "why": found.reason}
-    if point is None:
-        return row, []
-    row |= {"bandwidth_gbps": point.bandwidth_gbps, "share": point.bandwidth_gbps / series.capacity_gbps}
-    row["interval_share"] = list(point.interval_share)
-    if construction.point is None:
-        return row, [("congestion", f"the thesis's construction finds no point: {construction.reason}")]
-    at = construction.point.bandwidth_gbps
-    if point.low_gbps <= at <= point.high_gbps:
-        return row, []
-    measured = f"{at:.1f} Gbit/s ({at / series.capacity_gbps:.0%} of the capacity)"
-    return row, [("congestion", f"the thesis's construction takes the measured point at {measured} instead")]
+    if point is not None:
+        row |= {"bandwidth_gbps": point.bandwidth_gbps, "share": point.bandwidth_gbps / series.capacity_gbps}
+        row["interval_share"] = list(point.interval_share)
+    return row
 
 
 def answer(rows: Sequence[Row], is_running: bool = False) -> str:
-    """Return how much iterations slow down at about 80 % load, and the load where congestion begins.
+    """Return how much iterations slow down at the heavy load, and the load where congestion begins.
 
     Without any cross traffic, it is the time of an iteration. While a sweep is running, it says first that both are
     still to come.
@@ -114,7 +104,8 @@ def answer(rows: Sequence[Row], is_running: bool = False) -> str:
     measured = [row for row in rows if row["points"]]
     if is_running and all(row["slowdowns"][-1]["slowdown"] is row["congestion"]["share"] is None for row in measured):
         points = counted(sum(row["points"] for row in measured), "point")
-        return f"{points} so far: the slowdown at {HEAVY_SHARE * 100:.0f} % load and the congestion point need more."
+        load = _percent(rows[0]["slowdowns"][-1]["share"] if rows else HEAVY_SHARE)
+        return f"{points} so far: the slowdown at {load} load and the congestion point need more."
     if not measured:
         return "No point was measured."
     if not any(row["has_cross_traffic"] for row in measured):
@@ -161,7 +152,7 @@ def findings(
         *_congestion([row for row in rows if row["points"]], measured),
         *_curve(measured),
     ]
-    statements += _utilisation(measured)
+    statements += _utilisation(measured, common_share(series))
     statements += [*_tail_bounds(measured), *_late_samples(checks)]
     return sorted(statements, key=lambda one: not one.firm)
 
@@ -190,17 +181,14 @@ def _simulated(series: Sequence[Series]) -> list[Finding]:
 
 
 def _growth(rows: Sequence[Row], tails: Sequence[Tails]) -> list[Finding]:
-    known = [
-        (tail.growth, _narrow(tail.growth_interval, tail.growth), row["name"])
-        for row, tail in zip(rows, tails, strict=True)
-        if tail.growth is not None
-    ]
+    known = [(tail.growth, _narrow(tail.growth_interval, tail.growth)) for tail in tails if tail.growth is not None]
     if not known:
         return []
-    wide = [name for _, is_narrow, name in known if not is_narrow]
-    reason = f"the {100 * LEVEL:.0f} % interval of each ratio of means lies within {100 * FIRM_HALF_WIDTH:.0f} % of it"
-    if wide:
-        reason += f", but for {_listed(wide)}, whose iterations are too few or too uneven"
+    narrow = sum(is_narrow for _, is_narrow in known)
+    reason = (
+        f"{narrow} of {counted(len(known), f'{100 * LEVEL:.0f} % interval')} of the ratio of means "
+        f"{'is' if narrow == 1 else 'are'} at most ± {100 * FIRM_HALF_WIDTH:.0f} % of it"
+    )
     return [Finding(f"{_slowdowns(rows)}.", min(known)[1] and max(known)[1], reason)]
 
 
@@ -218,14 +206,14 @@ def _kinds(pairs: Sequence[Pair]) -> list[Finding]:
         ("topology", "Of all topologies,", "on"),
     )
     for by, among, relation in kinds:
-        heavy = [pair for pair in pairs if pair.by == by and pair.share == HEAVY_SHARE]
+        heavy = [pair for pair in pairs if pair.by == by and pair.share > LIGHT_SHARE]
         if not heavy:
             continue
         beyond = [pair for pair in heavy if any(test.is_beyond_chance for test in pair.result.tests)]
         most = max(beyond or heavy, key=_effect)
         result, (first, second) = most.result, most.result.names
         text = (
-            f"{among} {second} and {first} differ most, for {most.title} at about {100 * HEAVY_SHARE:.0f} % of the "
+            f"{among} {second} and {first} differ most, for {most.title} at {_percent(most.share)} of the "
             f"capacity: {relation} {second} the median iteration takes {_ratio(result.median_ratio)} as long, and the "
             f"99th percentile is {_ratio(result.p99_ratio)} as large."
         )
@@ -233,9 +221,6 @@ def _kinds(pairs: Sequence[Pair]) -> list[Finding]:
         untested = sum(all(test.p is None for test in pair.result.tests) for pair in heavy)
         if untested:
             reason += f"; whether {untested} of them do is not known: they have fewer than {MIN_STRETCHED} iterations"
-        loads = [abs(pair.bandwidth_gbps[0] - pair.bandwidth_gbps[1]) for pair in heavy]
-        if max(loads) > 0.5:
-            reason += f"; their loads differ by up to {max(loads):.1f} Gbit/s"
         statements.append(Finding(text, bool(beyond), reason))
     return statements
 
@@ -261,13 +246,9 @@ def _congestion(rows: Sequence[Row], series: Sequence[Series]) -> list[Finding]:
         "needs."
     )
     narrow = sum(point.half_width_gbps <= FIRM_HALF_WIDTH * point.capacity_gbps for _, point in found)
-    inside = sum(
-        one.congestion.point is not None and point.low_gbps <= one.congestion.point.bandwidth_gbps <= point.high_gbps
-        for one, point in found
-    )
     reason = (
         f"the {100 * LEVEL:.0f} % interval is at most ± {100 * FIRM_HALF_WIDTH:.0f} % of the capacity in {narrow} of "
-        f"{counted(len(found), 'series', 'series')}, and holds the point of the thesis's construction in {inside}"
+        f"{counted(len(found), 'series', 'series')}"
     )
     return [Finding(text, narrow == len(found), reason)]
 
@@ -290,30 +271,25 @@ def _curve(series: Sequence[Series]) -> list[Finding]:
     return statements
 
 
-def _utilisation(series: Sequence[Series]) -> list[Finding]:
-    """The fullest that the bottleneck was under each kind of traffic, and what was of use of it past congestion."""
-    fullest: dict[str, float] = {}
-    of_use: dict[str, list[float]] = {}
-    for one in (one for one in series if not one.is_simulated):
-        for point in one.points:
-            if point.utilisation is not None:
-                under = f"under {title_of(one.traffic)}" if one.has_cross_traffic else "without cross traffic"
-                fullest[under] = max(fullest.get(under, 0.0), point.utilisation)
-        if one.mean_difference_gbps is not None:
-            of_use.setdefault(one.traffic, []).append(1 - one.mean_difference_gbps / one.capacity_gbps)
-    if not fullest:
+def _utilisation(series: Sequence[Series], share: float) -> list[Finding]:
+    """Say how much the bottleneck carried under each kind of traffic, at the same load."""
+    used: dict[str, list[float]] = {}
+    for one in series:
+        found = None if one.is_simulated or not one.has_cross_traffic else at_load(one, share)
+        if isinstance(found, AtLoad) and found.utilisation is not None:
+            used.setdefault(one.traffic, []).append(found.utilisation)
+    if not used:
         return []
-    carried = [f"{share:.0%} {under}" for under, share in fullest.items()]
-    text = f"Of its capacity, the bottleneck carried at most {_listed(carried)}"
-    used = [f"{statistics.fmean(shares):.0%} under {title_of(kind)}" for kind, shares in of_use.items()]
-    if used:
-        text += f"; past the congestion point, cross traffic and the demand of training took {_listed(used)}"
+    carried = [
+        f"{_range(sorted(100 * each for each in ends), '.0f')} % under {title_of(kind)}" for kind, ends in used.items()
+    ]
     reason = (
         "the port's counters hold every frame, with headers, acknowledgements and repeated segments; the thesis "
-        f"(chapter 4) has an effective utilization of around {published_results.BURST_UTILISATION:.0%} under burst "
-        "traffic"
+        f"(chapter 4) has an effective utilization of around {100 * published_results.BURST_UTILISATION:.0f} % under "
+        "burst traffic"
     )
-    return [Finding(f"{text}.".replace("%", " %"), True, reason.replace("%", " %"))]
+    text = f"Of its capacity, the bottleneck carried {_listed(carried)} at {_percent(share)} load."
+    return [Finding(text, True, reason)]
 
 
 def _tail_bounds(series: Sequence[Series]) -> list[Finding]:
@@ -357,21 +333,11 @@ def _series_line(series: Series) -> str:
         parts.append(f"{series.no_load_s:.3f} s per iteration alone, {takes}")
     if series.has_cross_traffic:
         parts.append(series.curve.clause)
-        parts.append(_constructed(series))
     worst = series.most_congested
     if worst is not None and series.no_load_s is not None and len(series.used) > 1:
         times = worst.iteration_s / series.no_load_s
         parts.append(f"{times:.1f} times as long at {worst.bandwidth_gbps:.2f} Gbit/s")
     return f"{name_in_text(series)}: {'; '.join(parts) or 'no point was measured'}."
-
-
-def _constructed(series: Series) -> str:
-    point = series.congestion.point
-    if point is None:
-        return f"the thesis's construction finds no point: {series.congestion.reason}"
-    ratio = point.data_mb * 1e6 / series.demand.worker_bytes
-    at = f"{point.bandwidth_gbps:.1f} Gbit/s and {point.iteration_s:.3f} s"
-    return f"by the thesis's construction from {at} on ({point.data_mb:.0f} MB, {ratio:.2f} times the demand)"
 
 
 def _alone(rows: Sequence[Row]) -> str:
@@ -384,12 +350,12 @@ def _alone(rows: Sequence[Row]) -> str:
 
 def _one_slowdown(row: Row) -> str:
     heavy, iterations = row["slowdowns"][-1], f"iterations of {row['title']}"
+    at = f"at {_percent(heavy['share'])} load"
     over = model_label("", *(row[name] for name in VARIANTS))
     kind = f"cross traffic ({title_of(row['traffic'])})"
     if heavy["slowdown"] is None:
-        about = f"{heavy['share'] * 100:.0f} % load"
-        return f"The slowdown of {row['title']}{over} under {kind} at {about} is not known, because {heavy['why']}"
-    at, by = f"at {_percent(heavy['load_share'])} load", _percent(abs(heavy["slowdown"]))
+        return f"The slowdown of {row['title']}{over} under {kind} {at} is not known, because {heavy['why']}"
+    by = _percent(abs(heavy["slowdown"]))
     interval = heavy["interval"]
     if interval is not None and interval[0] <= 0 <= interval[1]:
         low, high = map(_whole, interval)
@@ -402,15 +368,15 @@ def _slowdowns(rows: Sequence[Row]) -> str:
     if len(rows) == 1:
         return _one_slowdown(rows[0])
     known = [row for row in rows if row["slowdowns"][-1]["slowdown"] is not None]
-    about = f"{HEAVY_SHARE * 100:.0f} % load"
+    load = f"{_percent(rows[0]['slowdowns'][-1]['share'])} load"
     if not known:
-        return f"The slowdown at {about} is not known, because {rows[0]['slowdowns'][-1]['why']}"
+        return f"The slowdown at {load} is not known, because {rows[0]['slowdowns'][-1]['why']}"
     least, most = (pick(known, key=_heavy) for pick in (min, max))
     ends = [f"{_percent(_heavy(row))} ({row['name']})" for row in (least, most)]
     by = f"by {' to '.join(ends)}" if len(known) > 1 else f"of {most['name']} by {_percent(_heavy(most))}"
     verb = "slows" if _heavy(least) >= 0 else "changes"
     some = "" if len(known) == len(rows) else f"; for {len(rows) - len(known)} of {len(rows)} series this is not known"
-    return f"Cross traffic at about {about} {verb} iterations {by}{some}"
+    return f"Cross traffic at {load} {verb} iterations {by}{some}"
 
 
 def _congestions(rows: Sequence[Row]) -> str:

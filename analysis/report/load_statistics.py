@@ -3,52 +3,55 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from scipy import special
 
 from ringtap.analysis import published_results
 from ringtap.analysis.plots.style import joined, title_of
-from ringtap.analysis.statistics.quantiles import LEVEL
-from ringtap.analysis.statistics.two_sample import MIN_VALUES, Comparison, compare, correct_together
+from ringtap.analysis.statistics.two_sample import MIN_VALUES, Comparison, correct_together
+from ringtap.analysis.sweeps.equal_loads import (
+    AtLoad,
+    Interval,
+    at_load,
+    common_share,
+    compare_moved,
+    relative_error,
+    student_t,
+)
 from ringtap.analysis.sweeps.points import Point
 from ringtap.analysis.sweeps.series_analysis import Series, grouped
-from ringtap.core.run_directory_schema import MERGE_SHARE, VARIANTS
+from ringtap.core.run_directory_schema import VARIANTS
 
-LIGHT_SHARE, HEAVY_SHARE = 0.30, 0.80  # the loads that figures 3-5 and B-1 compare
+LIGHT_SHARE, MIDDLE_SHARE, ORDER_SHARE = 0.30, 0.50, 0.60  # loads beside the heavy one
 BY = ("traffic", *VARIANTS)  # what pairs of series differ in
-ORDER_SHARES = (0.60, HEAVY_SHARE)  # the loads at which kinds of traffic are put in order
-NEAR_SHARE = 0.08  # of capacity: largest distance of a measured load from them
 QUANTILES = (0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99)
-MIN_INDEPENDENT = 3.0  # the interval of a mean of fewer iterations is too wide to be useful
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A series at a light or a heavy load.
+    """A series at exactly a light or a heavy load, by the iterations of the nearest point moved there.
 
     Attributes:
-        share: target load, as a share of capacity.
-        bandwidth_gbps: measured load of the point nearest to it.
+        share: the load, as a share of capacity.
+        bandwidth_gbps: the load.
+        measured_gbps: load of the point whose iterations these are.
         iterations: number of iterations of this point.
         mean_s: mean iteration time.
         mean_interval_s: its 95 % interval; None if iterations are too few, or their number or spread is not known.
         p99_s: 99th percentile.
         p99_low_s: lower end of its 95 % interval.
         p99_high_s: upper end; an end is None if the iterations cannot bound it.
-        spread: standard deviation over mean.
+        spread: standard deviation over mean, between the two points next to the load.
         quantiles_s: quantile -> time; empty if single iterations are not known.
     """
 
     share: float
     bandwidth_gbps: float
+    measured_gbps: float
     iterations: int | None
     mean_s: float
     mean_interval_s: Interval | None
@@ -64,8 +67,8 @@ class Tails:
     """Effects of load on a series.
 
     Attributes:
-        light: the series at about 30 % of capacity; None without a point near it.
-        heavy: the series at about 80 % of capacity; likewise.
+        light: the series at 30 % of capacity; None if it is not known there.
+        heavy: the series at the heavy load of `common_share`; likewise.
         growth: mean at the heavy load over that without cross traffic; None without either.
         growth_interval: its 95 % interval; None if either mean has none.
         p99_over_mean: p99 over mean, averaged over the points; None without any.
@@ -91,115 +94,85 @@ class Slowdown:
     """Mean iteration time at a load over that without cross traffic.
 
     Attributes:
-        bandwidth_gbps: measured load of the point nearest to the target; None without one.
         ratio: the ratio of the means; None if it is not known.
         interval: its 95 % interval; None if either mean has none.
+        mean_s: mean iteration time at the load.
+        mean_interval_s: its 95 % interval, likewise.
         reason: the reason why the ratio is not known, else empty.
     """
 
-    bandwidth_gbps: float | None
     ratio: float | None
     interval: Interval | None
+    mean_s: float | None
+    mean_interval_s: Interval | None
     reason: str
 
 
 def slowdown(series: Series, share: float) -> Slowdown:
-    """Compare a series at about a share of capacity with itself without cross traffic."""
-    point = nearest_point(series, share)
-    if point is None or point.mean_s is None:
-        near = f"within {100 * NEAR_SHARE:.0f} percentage points of that load"
-        return Slowdown(None, None, None, f"no point of several iterations lies {near}")
+    """Compare a series at a share of capacity with itself without cross traffic."""
+    found = at_load(series, share)
+    if isinstance(found, str):
+        return Slowdown(None, None, None, None, found)
     if not series.no_load_s:
-        return Slowdown(point.cross_gbps, None, None, "no point without cross traffic was measured")
-    return Slowdown(point.cross_gbps, point.mean_s / series.no_load_s, _ratio_interval(point, series.alone), "")
+        reason = "no point without cross traffic was measured"
+        return Slowdown(None, None, found.mean_s, found.interval_s, reason)
+    ratio = found.mean_s / series.no_load_s
+    return Slowdown(ratio, _ratio_interval(found, series.alone), found.mean_s, found.interval_s, "")
 
 
-def tails(series: Series) -> Tails:
-    """Compare a series at about 30 % and 80 % of capacity with itself without cross traffic."""
-    light, heavy = (nearest_point(series, share) for share in (LIGHT_SHARE, HEAVY_SHARE))
+def tails(series: Series, heavy_share: float) -> Tails:
+    """Compare a series at 30 % of capacity and at a heavy load with itself without cross traffic."""
+    light, heavy = (at_load(series, share) for share in (LIGHT_SHARE, heavy_share))
     ratios = [point.p99_s / point.mean_s for point in series.used if point.p99_s is not None and point.mean_s]
-    growth = slowdown(series, HEAVY_SHARE)
+    growth = slowdown(series, heavy_share)
     return Tails(
-        light=None if light is None else _loaded(light, LIGHT_SHARE),
-        heavy=None if heavy is None else _loaded(heavy, HEAVY_SHARE),
+        light=None if isinstance(light, str) else _loaded(light, series.capacity_gbps),
+        heavy=None if isinstance(heavy, str) else _loaded(heavy, series.capacity_gbps),
         growth=growth.ratio,
         growth_interval=growth.interval,
         p99_over_mean=float(np.mean(ratios)) if ratios else None,
     )
 
 
-def nearest_point(series: Series, share: float) -> Point | None:
-    """Find the point nearest to a share of capacity, within 8 %; points of a single iteration do not count."""
-    target = share * series.capacity_gbps
-    near = [
-        (abs(point.cross_gbps - target), number)
-        for number, point in enumerate(series.used)
-        if point.cross_gbps is not None and point.iterations != 1
-    ]
-    if not near or min(near)[0] > NEAR_SHARE * series.capacity_gbps:
-        return None
-    return series.used[min(near)[1]]
-
-
-def mean_interval(point: Point) -> Interval | None:
-    """95 % interval of the mean iteration time, in s: mean ± t * s / sqrt(m), m the independent iterations."""
-    error = _relative_error(point)
-    if error is None or point.mean_s is None:
-        return None
-    half = point.mean_s * error[0] * _t(error[1])
-    return point.mean_s - half, point.mean_s + half
-
-
-def _relative_error(point: Point) -> tuple[float, float] | None:
-    """Relative standard error of the mean, and the effective number of independent iterations behind it."""
-    count = point.iterations if point.independent is None else point.independent
-    if count is None or count < MIN_INDEPENDENT or point.variation is None:
-        return None
-    return point.variation / math.sqrt(count), count
-
-
-def _t(count: float) -> float:
-    return float(special.stdtrit(count - 1, (1 + LEVEL) / 2))
-
-
-def _ratio_interval(heavy: Point, alone: list[Point]) -> Interval | None:
-    """Interval of the heavy point's mean over that of the others, symmetric in its logarithm (delta method)."""
-    of_heavy, of_alone = _relative_error(heavy), [_relative_error(point) for point in alone]
+def _ratio_interval(loaded: AtLoad, alone: list[Point]) -> Interval | None:
+    """Interval of the mean at a load over that of the others, symmetric in its logarithm (delta method)."""
+    of_alone = [relative_error(point) for point in alone]
     known = [error for error in of_alone if error is not None]
-    if of_heavy is None or heavy.mean_s is None or not alone or len(known) < len(of_alone):
+    if loaded.error is None or not alone or len(known) < len(of_alone):
         return None
-    error = math.hypot(of_heavy[0], math.sqrt(sum(each * each for each, _ in known)) / len(known))
-    mean_s = sum(point.mean_s or 0.0 for point in alone) / len(alone)
-    reach = _t(min(of_heavy[1], *(count for _, count in known))) * error
-    return heavy.mean_s / mean_s * math.exp(-reach), heavy.mean_s / mean_s * math.exp(reach)
+    error = math.hypot(loaded.error, math.sqrt(sum(each * each for each, _ in known)) / len(known))
+    ratio = loaded.mean_s / (sum(point.mean_s or 0.0 for point in alone) / len(alone))
+    reach = student_t(min(loaded.count, *(count for _, count in known))) * error + loaded.bend
+    return ratio * math.exp(-reach), ratio * math.exp(reach)
 
 
-def _loaded(point: Point, share: float) -> Loaded:
-    times = point.iteration_s
+def _loaded(found: AtLoad, capacity_gbps: float) -> Loaded:
+    point, times = found.point, found.times_s
     return Loaded(
-        share=share,
-        bandwidth_gbps=float(point.cross_gbps or 0.0),
+        share=found.share,
+        bandwidth_gbps=found.share * capacity_gbps,
+        measured_gbps=float(point.cross_gbps or 0.0),
         iterations=point.iterations,
-        mean_s=float(point.mean_s or 0.0),
-        mean_interval_s=mean_interval(point),
-        p99_s=point.p99_s,
-        p99_low_s=point.p99_low_s,
-        p99_high_s=point.p99_high_s,
-        spread=point.variation,
+        mean_s=found.mean_s,
+        mean_interval_s=found.interval_s,
+        p99_s=None if point.p99_s is None else point.p99_s * found.factor,
+        p99_low_s=found.moved(point.p99_low_s, -1),
+        p99_high_s=found.moved(point.p99_high_s, 1),
+        spread=found.spread,
         quantiles_s={q: float(np.quantile(times, q)) for q in QUANTILES} if len(times) else {},
     )
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two series of a model at about the same load.
+    """Two series of a model at the same load, by the iterations of their nearest points moved there.
 
     Attributes:
         title: the model, and the traffic kind and variants that both have in common.
         by: the difference: a name of `BY`.
-        share: target load, as a share of capacity.
+        share: the load, as a share of capacity.
         series: names of both series.
-        bandwidth_gbps: measured loads of both.
+        bandwidth_gbps: measured loads of the points whose iterations were moved to this load.
         result: comparison of the second series with the first.
     """
 
@@ -218,22 +191,22 @@ class Pair:
 
 
 def compare_kinds(series: Sequence[Series]) -> list[Pair]:
-    """Compare series of a model that differ in one of `BY` only, at about 30 % and 80 % of capacity.
+    """Compare series of a model that differ in one of `BY` only, at 30 % of capacity and at the heavy load.
 
     Collectives, which may be many, are compared with the first one. The p values of all pairs are corrected together.
     Pairs without single iteration times are left out.
     """
     found: list[Pair] = []
+    loads = [{share: at_load(one, share) for share in (LIGHT_SHARE, common_share(series))} for one in series]
     for number, one in enumerate(series):
-        for other in series[number + 1 :]:
+        for later, other in enumerate(series[number + 1 :], number + 1):
             if len(by := _differences(one, other)) != 1 or by == ["model"]:
                 continue
             if by == ["collective"] and any(_differences(before, one) == by for before in series[:number]):
                 continue
-            for share in (LIGHT_SHARE, HEAVY_SHARE):
-                pair = _pair(one, other, by[0], share)
-                if pair is not None:
-                    found.append(pair)
+            for first, second in zip(loads[number].values(), loads[later].values(), strict=True):
+                if isinstance(first, AtLoad) and isinstance(second, AtLoad):
+                    found += _pair(one, other, by[0], first, second)
     corrected = correct_together([pair.result for pair in found])
     return [replace(pair, result=result) for pair, result in zip(found, corrected, strict=True)]
 
@@ -242,21 +215,19 @@ def _differences(one: Series, other: Series) -> list[str]:
     return [name for name in ("model", *BY) if getattr(one, name) != getattr(other, name)]
 
 
-def _pair(one: Series, other: Series, by: str, share: float) -> Pair | None:
-    points = [nearest_point(each, share) for each in (one, other)]
-    first, second = points
-    if first is None or second is None or min(len(first.iteration_s), len(second.iteration_s)) < MIN_VALUES:
-        return None
+def _pair(one: Series, other: Series, by: str, first: AtLoad, second: AtLoad) -> list[Pair]:
+    if min(len(first.times_s), len(second.times_s)) < MIN_VALUES:
+        return []
     common = [_name(one, name) for name in BY if name != by and getattr(one, name)]
-    names = (_name(one, by), _name(other, by))
-    return Pair(
+    pair = Pair(
         title=", ".join((one.title, *common)),
         by=by,
-        share=share,
+        share=first.share,
         series=(one.name, other.name),
-        bandwidth_gbps=(float(first.cross_gbps or 0.0), float(second.cross_gbps or 0.0)),
-        result=compare(first.iteration_s, second.iteration_s, names),
+        bandwidth_gbps=(float(first.point.cross_gbps or 0.0), float(second.point.cross_gbps or 0.0)),
+        result=compare_moved(first, second, (_name(one, by), _name(other, by))),
     )
+    return [pair]
 
 
 def _name(series: Series, by: str) -> str:
@@ -269,14 +240,15 @@ class KindAtLoad:
 
     Attributes:
         traffic: traffic kind.
-        mean_s: mean iteration time, from a straight line of ln t between the two neighbouring points; None if no point
-            of several iterations lies on one of the sides.
-        interval_s: its 95 % interval; None if one of the two means has none.
+        mean_s: mean iteration time; None if it is not known there.
+        interval_s: its 95 % interval; None if one of the means beside it has none.
+        reason: the reason why the mean is not known, else empty.
     """
 
     traffic: str
     mean_s: float | None
     interval_s: Interval | None
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -299,14 +271,14 @@ class KindOrder:
 
 
 def order_kinds(series: Sequence[Series]) -> list[KindOrder]:
-    """Put the kinds of traffic of each model in order at 60 % and 80 % load; models under one kind are left out."""
+    """Put the kinds of traffic of each model in order at 60 % and the heavy load; leave out models under one kind."""
     groups = [group for group in grouped(series, "model", "variant") if len(group) > 1]
-    return [_order(group, share) for group in groups for share in ORDER_SHARES]
+    return [_order(group, share) for group in groups for share in (ORDER_SHARE, common_share(series))]
 
 
 def _order(series: Sequence[Series], share: float) -> KindOrder:
     kinds = sorted(
-        (_at_load(one, share * one.capacity_gbps) for one in series),
+        (_kind(one.traffic, at_load(one, share)) for one in series),
         key=lambda kind: math.inf if kind.mean_s is None else kind.mean_s,
     )
     measured = [kind for kind in kinds if kind.mean_s is not None]
@@ -325,22 +297,7 @@ def _order(series: Sequence[Series], share: float) -> KindOrder:
     )
 
 
-def _at_load(series: Series, load_gbps: float) -> KindAtLoad:
-    """Interpolate the mean iteration time at a load, and its interval by the delta method."""
-    points = [point for point in series.used if point.iterations != 1]
-    loads = [point.cross_gbps or 0.0 for point in points]
-    after = bisect_left(loads, load_gbps)
-    if after == len(loads) > 1 and load_gbps - loads[-1] <= MERGE_SHARE * series.capacity_gbps:
-        after -= 1  # the heaviest point is as good as at this load
-    if after in (0, len(loads)):
-        return KindAtLoad(series.traffic, None, None)
-    pair = points[after - 1], points[after]
-    weight = (load_gbps - loads[after - 1]) / (loads[after] - loads[after - 1])
-    weights = (1 - weight, weight)
-    mean_s = math.exp(sum(part * math.log(point.mean_s or 0.0) for part, point in zip(weights, pair, strict=True)))
-    errors = [error for error in map(_relative_error, pair) if error is not None]
-    if len(errors) < 2:
-        return KindAtLoad(series.traffic, mean_s, None)
-    error = math.hypot(*(part * each for part, (each, _) in zip(weights, errors, strict=True)))
-    reach = _t(min(count for _, count in errors)) * error
-    return KindAtLoad(series.traffic, mean_s, (mean_s * math.exp(-reach), mean_s * math.exp(reach)))
+def _kind(traffic: str, found: AtLoad | str) -> KindAtLoad:
+    if isinstance(found, str):
+        return KindAtLoad(traffic, None, None, found)
+    return KindAtLoad(traffic, found.mean_s, found.interval_s, "")

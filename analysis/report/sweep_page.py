@@ -29,15 +29,21 @@ from ringtap.analysis.plots.time_against_load import (
 from ringtap.analysis.report import sweep_packets_section
 from ringtap.analysis.report.findings import answer, findings, overview, paragraph, series_lines
 from ringtap.analysis.report.inputs import ReportInputs
-from ringtap.analysis.report.load_statistics import Tails, compare_kinds, mean_interval, order_kinds, tails
+from ringtap.analysis.report.load_statistics import (
+    Tails,
+    compare_kinds,
+    order_kinds,
+    tails,
+)
 from ringtap.analysis.report.page import Written, write_folder
 from ringtap.analysis.report.thesis_expectations import check
 from ringtap.analysis.sweeps import points
+from ringtap.analysis.sweeps.equal_loads import common_share, mean_interval
 from ringtap.analysis.sweeps.series_analysis import Series
 from ringtap.core.thesis_neural_networks import GRADIENT_BYTES, ring_bytes
 from ringtap.core.units import counted, format_rate
 
-REPORT_SCHEMA = 2
+REPORT_SCHEMA = 3
 _TABLE = "points.csv"
 # a point of a real cluster takes minutes; a page that is older is of a sweep that was killed
 RELOAD_EVERY_S, RELOAD_FOR_S = 10, 1800
@@ -189,7 +195,8 @@ def write_sweep_report(measured: ReportInputs, folder: Path | None = None) -> Wr
         UsageError: the folder cannot be written to.
     """
     folder = folder or measured.folder
-    found = [tails(one) for one in measured.series]
+    heavy_share = common_share(measured.series)
+    found = [tails(one, heavy_share) for one in measured.series]
     data = collect(measured, found)
     used = [(one, tail) for one, tail in zip(measured.series, found, strict=True) if one.used]
     shown = [one for one, _ in used], [tail for _, tail in used], Setting(measured.capacity_gbps, measured.scale)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from ringtap.analysis import published_results
+from ringtap.analysis.sweeps.equal_loads import AtLoad, at_load
 from ringtap.analysis.sweeps.series_analysis import Series
 from ringtap.core.run_directory_schema import MAX_LATE_SHARE, REQUIRED_SHARE
 from ringtap.core.units import counted
@@ -106,9 +108,9 @@ def _growth(series: Series) -> Expectation:
 def _volume(series: Series) -> Expectation:
     low, high = VOLUME_OVER_DEMAND
     expected = f"data volume of the congestion point from {low:g} to {high:g} times the demand"
-    point = series.congestion.point
+    point = series.curve.point
     if point is None:
-        return Expectation(series.name, expected, f"there is no congestion point: {series.congestion.reason}", None)
+        return Expectation(series.name, expected, f"there is no congestion point: {series.curve.reason}", None)
     ratio = point.data_mb * 1e6 / series.demand.worker_bytes
     found = f"{point.data_mb:.1f} MB, {ratio:.2f} times {series.demand.worker_bytes / 1e6:.1f} MB"
     return Expectation(series.name, expected, found, low <= ratio <= high)
@@ -130,26 +132,19 @@ def _burst_spread(burst: Series, every: list[Series]) -> list[Expectation]:
     if consistent is None:
         return []
     expected = "burst traffic spreads iteration times more than consistent traffic of the same load, from half of C on"
-    spreads = [_spreads(one, SPREAD_FROM_SHARE * one.capacity_gbps) for one in (burst, consistent)]
-    shared = sorted(spreads[0].keys() & spreads[1].keys())
-    if not shared:
+    spreads = []
+    for load in burst.loads_gbps:
+        share = load / burst.capacity_gbps
+        found = [at_load(one, share) for one in (burst, consistent)] if share >= SPREAD_FROM_SHARE else []
+        known = [one.spread for one in found if isinstance(one, AtLoad) and one.spread is not None]
+        spreads += [known] if len(known) == 2 else []
+    if not spreads:
         return [Expectation(burst.name, expected, "both were not measured at such a load", None)]
-    of_burst, of_consistent = (sum(each[load] for load in shared) / len(shared) for each in spreads)
-    found = (
-        f"standard deviation {of_burst:.1%} and {of_consistent:.1%} of the mean, over {counted(len(shared), 'load')}"
+    of_burst, of_consistent = (fmean(each) for each in zip(*spreads, strict=True))
+    found_text = (
+        f"standard deviation {of_burst:.1%} and {of_consistent:.1%} of the mean, over {counted(len(spreads), 'load')}"
     )
-    return [Expectation(burst.name, expected, found, of_burst > of_consistent)]
-
-
-def _spreads(series: Series, least_gbps: float) -> dict[float, float]:
-    """Standard deviation over mean by load, for loads of at least ``least_gbps``."""
-    spreads = {}
-    for point in series.points:
-        # a table has no requested loads; its measured loads agree between kinds only if they come from a plan
-        load = point.cross_gbps if point.requested_gbps is None else point.requested_gbps
-        if point.variation is not None and load is not None and load >= least_gbps:
-            spreads[load] = point.variation
-    return spreads
+    return [Expectation(burst.name, expected, found_text, of_burst > of_consistent)]
 
 
 def _chosen_fit(series: Series) -> Expectation:

@@ -86,9 +86,13 @@ def write_job(path, iteration_s, schedule, period_s=0.05, ranks=3):
 
 
 def write_sweep(
-    path: Path, series, loads_gbps=LOADS_GBPS, iterations=24, noise=0.01, seed=1, status="complete", period_s=0.05
-):
-    """A sweep of (model, traffic) pairs; returns the true (series, load in Gbit/s, mean time in s) of each point."""
+    path: Path, series, loads_gbps=LOADS_GBPS, iterations=24, noise=0.01, seed=1, status="complete", period_s=0.05,
+    delivered=None,
+):  # fmt: skip
+    """A sweep of (model, traffic) pairs; returns the true (series, load in Gbit/s, mean time in s) of each point.
+
+    ``delivered`` gives, by kind of traffic, the load that passes the bottleneck over the load in ``loads_gbps``.
+    """
     draw = np.random.default_rng(seed)
     models = [PROFILES[name] for name in dict.fromkeys(model for model, _ in series)]
     kinds = list(dict.fromkeys(kind for _, kind in series))
@@ -126,7 +130,7 @@ def write_sweep(
     for model, kind in series:
         directory = f"series/{model}-{kind}-1"
         times, schedule, windows = [], [], []
-        for load in loads_gbps:
+        for load in (load * (delivered or {}).get(kind, 1.0) for load in loads_gbps):
             spread = noise[kind] if isinstance(noise, dict) else noise
             seconds = CURVES[model, kind](load) * np.exp(draw.normal(0, spread * (1 + load / 5), iterations + 2))
             first = len(times) + 2  # the first two after a step are left to settle

@@ -3,10 +3,13 @@ import pytest
 
 from ringtap.analysis.report.findings import answer, overview
 from ringtap.analysis.report.inputs import of_table
+from ringtap.analysis.report.load_statistics import compare_kinds, order_kinds
+from ringtap.analysis.statistics.two_sample import compare
 
 pytestmark = pytest.mark.computes
 
 LOADS = (0.0, 3.75, 7.5, 10.0, 12.5, 15.0, 17.5, 20.0, 21.5)
+ENDS = ((0, "iperf"), (2, "burst web-search"))
 HEAD = "model,traffic,bandwidth_gbps,iteration_s,count,std_s"
 
 
@@ -108,3 +111,51 @@ def test_a_point_that_is_not_known_is_never_another_number(tmp_path):
 
 def test_nothing_measured_is_said():
     assert answer([]) == "No point was measured."
+
+
+def test_series_are_compared_at_the_same_load_whatever_was_measured(tmp_path):
+    """Points of three kinds at 76, 83 and 87 % of the capacity: at equal load, the order is the reverse."""
+    curves = {"iperf": 4.0, "consistent": 4.3, "burst": 4.6}
+    heaviest = {"iperf": 21.7, "consistent": 20.9, "burst": 19.05}
+
+    def time_s(kind, load):
+        return 0.1 * np.exp(curves[kind] / np.sqrt(25 - load))
+
+    rows = [
+        f"vgg16,{kind},{load},{time_s(kind, load)},400,{0.01 * time_s(kind, load)}"
+        for kind in curves
+        for load in (0.0, 5.0, 9.0, 12.0, 14.0, 16.0, heaviest[kind])
+    ]
+    (tmp_path / "points.csv").write_text("\n".join([HEAD, *rows]) + "\n")
+    series = of_table(tmp_path / "points.csv", 25.0, 4).series
+    found = overview(series)
+    heavy = [row["slowdowns"][-1] for row in found]
+    assert {item["share"] for item in heavy} == {19.05 / 25}, "the heaviest load that all of them reach"
+    for row, item in zip(found, heavy, strict=True):
+        truth = time_s(row["traffic"], 19.05) / time_s(row["traffic"], 0.0) - 1
+        assert item["slowdown"] == pytest.approx(truth, rel=0.01)
+        assert item["interval"][0] < truth < item["interval"][1]
+    small, large = (f"{100 * heavy[at]['slowdown']:.0f} % (VGG-16 under {name})" for at, name in ENDS)
+    assert answer(found).startswith(f"Cross traffic at 76 % load slows iterations by {small} to {large}; ")
+    assert [kind.traffic for kind in order_kinds(series)[-1].kinds] == ["iperf", "consistent", "burst"]
+
+
+def test_iterations_are_compared_at_one_load(tmp_path):
+    curves = {"consistent": 4.0, "burst": 4.4}  # burst slows more, but its point is at a lighter load
+    draw = np.random.default_rng(3)
+    loads = {"consistent": (0.0, 10.0, 15.0, 18.0, 20.8, 22.0), "burst": (0.0, 10.0, 15.0, 17.2, 19.3, 22.0)}
+    rows = [
+        f"vgg16,{kind},{load},{0.1 * np.exp(b / np.sqrt(25 - load) + scatter)}"
+        for kind, b in curves.items()
+        for load in loads[kind]
+        for scatter in draw.normal(0, 0.03, 150)
+    ]
+    (tmp_path / "points.csv").write_text("\n".join(["model,traffic,bandwidth_gbps,iteration_s", *rows]) + "\n")
+    series = of_table(tmp_path / "points.csv", 25.0, 4).series
+    pair = compare_kinds(series)[-1]
+    assert (pair.share, pair.bandwidth_gbps) == (0.8, (20.8, 19.3))
+    ratio, truth = pair.result.median_ratio, np.exp((4.4 - 4.0) / np.sqrt(5))
+    assert ratio.low < truth < ratio.high and ratio.low > 1
+    assert any(test.is_beyond_chance for test in pair.result.tests)
+    raw = compare(*(one.used[4].iteration_s for one in series))
+    assert raw.median_ratio.high < 1, "the points themselves say the reverse"

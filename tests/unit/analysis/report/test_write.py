@@ -243,12 +243,13 @@ def test_the_total_is_drawn_against_what_was_offered(reported):
 
 def test_the_bottleneck_is_said_to_be_as_full_as_it_was(reported):
     data = reported[2]
-    fullest = max(point["utilisation"] for one in data["series"] for point in one["points"])
     (said,) = [item for item in data["findings"] if item["text"].startswith("Of its capacity, the bottleneck")]
-    assert f"at most {100 * fullest:.0f} % under consistent web-search" in said["text"]
-    vgg = [one for one in data["series"] if one["series"] == "vgg16-burst"]
-    taken = 1 - vgg[0]["mean_difference_gbps"] / 25
-    assert said["text"].endswith(f"and {100 * taken:.0f} % under burst web-search.")
+    share = data["overview"][0]["slowdowns"][-1]["share"]
+    # training takes 2 Gbit/s at every load
+    assert said["text"] == (
+        f"Of its capacity, the bottleneck carried {100 * (share + 2 / 25):.0f} % under consistent web-search and "
+        f"{100 * (share + 2 / 25):.0f} % under burst web-search at 80 % load."
+    )
     assert "around 90 % under burst traffic" in said["why"]
 
 
@@ -463,12 +464,12 @@ def test_transports_stand_side_by_side(tmp_path):
 
 def test_kinds_of_traffic_are_put_in_order_at_exactly_the_same_load(reported):
     orders = reported[2]["kind_order"]
-    assert [(item["title"], item["share"]) for item in orders] == [("VGG-16", 0.6), ("VGG-16", 0.8)]
+    shares = [0.6, pytest.approx(0.8, abs=0.01)]  # the second one is the heaviest that both reach
+    assert [(item["title"], item["share"]) for item in orders] == [("VGG-16", share) for share in shares]
     for item in orders:
         assert item["thesis"] == ["consistent", "burst"]
         load_gbps = item["share"] * 25
         for kind in item["kinds"]:
-            # the chord of ln t lies above its convex curve, by 3 % at most between these loads
             assert kind["mean_s"] == pytest.approx(CURVES["vgg16", kind["traffic"]](load_gbps), rel=0.04)
             low, high = kind["interval_s"]
             assert 0.9 * kind["mean_s"] < low < kind["mean_s"] < high < 1.1 * kind["mean_s"]
@@ -480,14 +481,16 @@ def test_kinds_of_traffic_are_put_in_order_at_exactly_the_same_load(reported):
 
 def test_a_kind_that_was_not_measured_on_both_sides_of_a_load_has_no_mean_there(tmp_path):
     path = tmp_path / "sweep"
-    write_sweep(path, PAIRS[:1], loads_gbps=(0.0, 8.0, 14.0, 18.0))
-    write_sweep(tmp_path / "other", PAIRS[1:2], loads_gbps=(0.0, 8.0, 18.0, 22.0))
+    write_sweep(path, PAIRS[:1], loads_gbps=(0.0, 8.0, 14.0, 16.5))
+    write_sweep(tmp_path / "other", PAIRS[1:2], loads_gbps=(0.0, 8.0, 17.0, 22.0))
     series = [*series_of(path), *series_of(tmp_path / "other")]
     middle, heavy = order_kinds(series)
     assert [kind.mean_s is None for kind in middle.kinds] == [False, False]
+    assert heavy.share == 0.8  # a series that ends at 66 % does not lower it
     assert [(kind.traffic, kind.mean_s is None) for kind in heavy.kinds] == [("burst", False), ("consistent", True)]
     assert heavy.firm == ()
     assert heavy.kinds[1].interval_s is None
+    assert heavy.kinds[1].reason == "no point of several iterations lies within 12 percentage points of that load"
 
 
 def test_the_transports_of_a_sweep_stand_side_by_side_with_the_fits_of_each(tmp_path):
@@ -595,7 +598,9 @@ def test_whether_bursts_spread_times_more_is_judged(tmp_path, heavier):
     checks = check({}, series_of(path))
     (tails,) = (item for item in checks if item.expected.startswith("burst traffic spreads"))
     assert (tails.subject, tails.ok) == ("vgg16-burst", heavier == "burst")
-    assert "over 4 loads" in tails.found  # 12.5 Gbit/s and above
+    burst, consistent = series_of(path)[::-1]
+    within = [load for load in burst.loads_gbps if 12.5 <= load <= consistent.loads_gbps[-1]]
+    assert f"over {len(within)} loads" in tails.found and len(within) >= 3
 
 
 def test_a_partial_sweep_reports_what_there_is(tmp_path, capsys):

@@ -20,6 +20,7 @@ Owner = TypeVar("Owner")
 Item = TypeVar("Item", bound=Callable[..., Any])
 Columns = Mapping[str, str]
 
+AVERAGES = "averages"  # in ``attrs`` of a table: a sentence about iterations of several loads, without its end
 SINCE_EPOCH = "ns since 1970-01-01 UTC"
 _TIMES = frozenset(f"{what}_ns" for what in ("t", "start", "end", "begin", "step_start", "ready", "first", "last"))
 # the longest suffix counts

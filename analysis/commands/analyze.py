@@ -11,7 +11,7 @@ from typing import Any
 from ringtap.analysis.dask_workers import add_option, workers
 from ringtap.core.command_options import add_json, add_training, training_facts
 from ringtap.core.errors import UsageError
-from ringtap.core.terminal_escaping import shown_log
+from ringtap.core.terminal_escaping import one_line, shown_log
 
 # a table of more iterations than this is only in the Parquet file
 _MAX_IN_JSON = 20_000
@@ -34,6 +34,7 @@ def _analyze(options: argparse.Namespace) -> int:
     from ringtap.analysis.job.summary import summarize
     from ringtap.analysis.job.summary_text import describe
     from ringtap.analysis.runs import derived_tables
+    from ringtap.analysis.runs.run import averages_of
 
     facts = training_facts(options)
     job = open_job(options.run, **facts)
@@ -61,6 +62,9 @@ def _analyze(options: argparse.Namespace) -> int:
         data |= {"ranks_table": _rows(tables["ranks"]), "flows_table": _rows(tables["flows"]), "tables": str(folder)}
         print(json.dumps(data, allow_nan=False))
         return 0
+    averaged = averages_of(job.run)
+    if averaged:
+        print(f"{one_line(averaged)}.\n")
     print("\n".join(describe(data)))
     print()
     print(f"{'Wrote' if written else 'Tables are in'} {folder}" if written or fresh else "No tables were written")

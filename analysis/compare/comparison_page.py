@@ -69,7 +69,8 @@ def _times(found: RunComparison) -> Drawn | None:
     for run, look in zip(runs, looks, strict=True):
         on_axes.cdf(run.times_s, axes, **look)
     parts = [pd.DataFrame({"run": run.label, "iteration_s": np.sort(run.times_s)}) for run in runs]
-    caption = "Distribution of the iteration times: share of the iterations that take at most so long."
+    under = f" {runs[0].under}" if runs[0].under else ""
+    caption = f"Distribution of the iteration times{under}: share of the iterations that take at most so long."
     return on.drawn("compare-times", caption, pd.concat(parts, ignore_index=True))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringtap.analysis.compare.run_comparison import Row, RunComparison
+from ringtap.analysis.compare.run_comparison import NOTABLE, Row, RunComparison
 from ringtap.analysis.sweeps.compare_with_message_graphs import ExpectedOrder
 from ringtap.core.terminal_escaping import text_table
 from ringtap.core.units import counted
@@ -61,7 +61,7 @@ def chance(row: Row) -> str:
     """Return the verdict on a row's differences."""
     if row.is_beyond_chance is None:
         return "not tested"
-    verdict = "yes" if row.is_beyond_chance else "no"
+    verdict = "no" if not row.is_beyond_chance else "yes" if row.is_notable else f"yes, under {NOTABLE:.0%}"
     if row.p is None:
         return f"{verdict} (by intervals)"
     return f"{verdict} (p < 0.001)" if row.p < 0.001 else f"{verdict} (p = {row.p:.2g})"

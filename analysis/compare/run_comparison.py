@@ -21,6 +21,7 @@ import pandas as pd
 import ringtap
 from ringtap.analysis.compare.run_measures import (
     BYTES,
+    LOADED,
     MEDIAN,
     RATE,
     SECONDS,
@@ -31,6 +32,7 @@ from ringtap.analysis.compare.run_measures import (
     measure_series,
 )
 from ringtap.analysis.job.run import Job
+from ringtap.analysis.report.findings import overview
 from ringtap.analysis.results_for_notebooks import described_table
 from ringtap.analysis.statistics.short_series import MIN_STRETCHED
 from ringtap.analysis.statistics.two_sample import (
@@ -45,12 +47,15 @@ from ringtap.analysis.statistics.two_sample import (
     location_p,
 )
 from ringtap.analysis.sweeps.compare_with_message_graphs import ExpectedOrder, expected_orders
+from ringtap.analysis.sweeps.equal_loads import AtLoad, at_load, common_share, compare_moved
 from ringtap.analysis.sweeps.sweep import Sweep, open_run
 from ringtap.core.errors import UsageError
 from ringtap.core.terminal_escaping import one_line
-from ringtap.core.units import counted, format_duration, format_rate, format_size
+from ringtap.core.units import counted, format_duration, format_rate, format_size, listed
 
-SCHEMA = 1
+SCHEMA = 2
+NOTABLE = 0.02  # a smaller difference does not matter, even beyond chance: two runs of one job differ by up to 1 %
+_MAX_NAMES = 4
 _NUMBER = {SECONDS: format_duration, BYTES: format_size, RATE: format_rate, SHARE: "{:.1%}".format}
 _COLUMNS = frozenset(("measure", "title", "unit", "ratio", "p", "beyond_chance"))  # of the table, beside the runs
 Pair = tuple[int, int]
@@ -88,11 +93,18 @@ class Row:
         return ["–" if value is None else format_value(value, self.unit) for value in self.values]
 
     @property
+    def is_notable(self) -> bool:
+        """False if the values differ by so little that it does not matter."""
+        return self.ratio is None or self.ratio >= 1 + NOTABLE
+
+    @property
     def order(self) -> tuple[bool, int, float]:
         """Sort key: differences beyond chance first, then those not tested, the largest ones first; parts are last."""
         known = [value for value in self.values if value is not None]
         group = 3 if len(known) < 2 else {True: 0, None: 1, False: 2}[self.is_beyond_chance]
         differs = len(set(known)) > 1
+        if group == 0 and not self.is_notable:
+            group = 2
         return self.is_part, group, -float(f"{self.ratio or (math.inf if differs else 1.0):.2g}")
 
 
@@ -174,7 +186,7 @@ class RunComparison:
         titles: dict[tuple[str, str], list[str]] = {}
         for (reason, title), labels in missing.items():
             verb = "has" if len(labels) == 1 else "have"
-            titles.setdefault((f"{', '.join(labels)} {verb} no", reason), []).append(title)
+            titles.setdefault((f"{_listed(labels)} {verb} no".replace(";", ","), reason), []).append(title)
         for title, reason in self.unknown:
             titles.setdefault(("No run has", reason), []).append(title)
         lines = [f"{subject} {_listed(names)}: {reason}." for (subject, reason), names in titles.items()]
@@ -276,11 +288,17 @@ def _measured_series(sweeps: Sequence[Sweep]) -> list[RunMeasures]:
             "and two or more are compared: name another sweep, too"
         )
     names = _labels([sweep.path for sweep in sweeps])
-    return [
-        measure_series(sweep, series, series if len(sweeps) == 1 else f"{name}/{series}")
+    every = [series for sweep in sweeps for series in sweep]
+    rows, share = overview(every), common_share(every)
+    loaded: list[AtLoad | str | None] = [at_load(one, share) for one in every]
+    if sum(isinstance(one, AtLoad) and len(one.times_s) > 0 for one in loaded) < 2:
+        loaded = [None] * len(every)  # there is no load at which two of them are known
+    labelled = [
+        (sweep, series, series if len(sweeps) == 1 else f"{name}/{series}")
         for sweep, name in zip(sweeps, names, strict=True)
         for series in sweep.names
     ]
+    return [measure_series(*one, row, at) for one, row, at in zip(labelled, rows, loaded, strict=True)]
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:
@@ -303,7 +321,7 @@ def compare_measures(runs: Sequence[RunMeasures]) -> RunComparison:
 
     every_pair = list(itertools.combinations(range(len(runs)), 2))
     pairs = {
-        (a, b): compare(runs[a].times_s, runs[b].times_s, (runs[a].label, runs[b].label))
+        (a, b): _compared(runs[a], runs[b])
         for a, b in every_pair
         if min(len(runs[a].times_s), len(runs[b].times_s)) >= MIN_VALUES
     }
@@ -316,10 +334,11 @@ def compare_measures(runs: Sequence[RunMeasures]) -> RunComparison:
     p_times = dict(zip(located, holm(list(located.values())), strict=True))
     first = {one.name: one for run in runs for one in reversed(list(run.measures.values()))}
     names = list(dict.fromkeys(name for run in runs for name in run.measures))
+    answered = LOADED if LOADED in names else MEDIAN
     tested = {
         (name, pair): p
         for name in names
-        if name != MEDIAN
+        if name != answered
         for pair in every_pair
         if (p := _p_of(name, pair, runs)) is not None
     }
@@ -336,7 +355,7 @@ def compare_measures(runs: Sequence[RunMeasures]) -> RunComparison:
             continue
         p_values = (
             p_times
-            if name == MEDIAN
+            if name == answered
             else {pair: corrected[key] for pair in every_pair if (key := (name, pair)) in corrected}
         )
         rows.append(_row(found, p_values, every_pair))
@@ -348,6 +367,13 @@ def compare_measures(runs: Sequence[RunMeasures]) -> RunComparison:
         )
     rows.sort(key=lambda row: row.order)
     return RunComparison(tuple(runs), tuple(_answer(runs, pairs, p_times)), tuple(rows), tuple(unknown), pairs)
+
+
+def _compared(a: RunMeasures, b: RunMeasures) -> Comparison:
+    names = a.label, b.label
+    if a.loaded is not None and b.loaded is not None:
+        return compare_moved(a.loaded, b.loaded, names)
+    return compare(a.times_s, b.times_s, names)
 
 
 def _absent(name: str) -> str:
@@ -385,36 +411,73 @@ def _excludes_zero(a: Estimate, b: Estimate) -> bool:
 
 def _answer(runs: Sequence[RunMeasures], pairs: dict[Pair, Comparison], p_times: dict[Pair, float]) -> Iterator[str]:
     """Yield the run with the shortest iteration, and by how much the others take longer, one sentence each."""
-    for run in runs:
-        if not len(run.times_s):
-            instead = "" if "series" in run.facts else ": amounts per second are compared"
-            yield f"No iteration of {run.label} is known{instead}."
+    unknown = [run for run in runs if not len(run.times_s)]
+    for run in unknown[:_MAX_NAMES]:
+        instead = "" if "series" in run.facts else ": amounts per second are compared"
+        yield f"No iteration of {run.label}{f' {run.under}' if run.under else ''} is known{instead or _because(run)}."
+    if len(unknown) > _MAX_NAMES:
+        yield f"Of {len(unknown) - _MAX_NAMES} more, none is known either."
     medians = {at: float(np.median(run.times_s)) for at, run in enumerate(runs) if len(run.times_s)}
     if len(medians) < 2:
         return
     best, *others = sorted(medians, key=medians.__getitem__)
     label, shown = runs[best].label, format_duration(medians[best])
-    which = "iteration without cross traffic" if "series" in runs[best].facts else "iteration"
+    which = f"iteration {runs[best].under}".strip()
     chance = {at: p_times.get((min(best, at), max(best, at))) for at in others}
-    near = [at for at, p in chance.items() if p is not None and p >= ALPHA]
+    near = [
+        at for at, p in chance.items() if p is not None and (p >= ALPHA or medians[at] < (1 + NOTABLE) * medians[best])
+    ]
     if near:
-        names = " and ".join([label, *(runs[at].label for at in near)])
-        yield f"No difference beyond chance between {names} was found: an {which} of {label} takes {shown} (median)."
+        names = _named([label, *(runs[at].label for at in near)])
+        some = any((chance[at] or 0.0) < ALPHA for at in near)  # beyond chance, but too small to matter
+        least = f" of {NOTABLE:.0%} or more" if some else ""
+        yield (
+            f"No difference{least} beyond chance between {names} was found: an {which} of {label} takes {shown} "
+            "(median)."
+        )
     else:
         yield f"{label} has the shortest {which}: {shown} in the median."
-    for at, p in chance.items():
-        if p is None:
-            both = runs[best], runs[at]
-            few = few_reason([len(run.times_s) for run in both], [run.label for run in both])
-            longer = f"{runs[at].label} takes {medians[at] / medians[best]:.4g} times as long as {label}"
-            yield f"{longer}; {few[0].lower()}{few[1:]}."
-            continue
-        ratio = _over(pairs, best, at)
-        verdict = "beyond" if p < ALPHA else "within"
-        yield (
-            f"{runs[at].label} takes {ratio.value:.4g} times as long as {label} ({_interval(ratio)}), {verdict} chance "
-            f"(p {'< 0.001' if p < 0.001 else f'= {p:.2g}'})."
-        )
+    for at in others[: _MAX_NAMES - 1] + others[max(_MAX_NAMES - 1, len(others) - 2) :]:
+        yield _longer(runs, pairs, medians, chance[at], best, at)
+    if len(others) > _MAX_NAMES + 1:
+        yield f"{len(others) - _MAX_NAMES - 1} more lie between these: the table and --json have them."
+
+
+def _because(run: RunMeasures) -> str:
+    return f": {run.why}" if run.why else ""
+
+
+def _named(labels: Sequence[str]) -> str:
+    """List names in a sentence, the first ones of many."""
+    more = len(labels) - _MAX_NAMES
+    return listed([*labels[:_MAX_NAMES], f"{more} more"] if more > 0 else labels)
+
+
+def _longer(
+    runs: Sequence[RunMeasures],
+    pairs: dict[Pair, Comparison],
+    medians: dict[int, float],
+    p: float | None,
+    best: int,
+    at: int,
+) -> str:
+    """Say by how much the iterations of a run take longer than the shortest ones."""
+    both = runs[best], runs[at]
+    if p is None:
+        pair = pairs.get((min(best, at), max(best, at)))
+        few = pair.reason if pair is not None else ""
+        few = few or few_reason([len(run.times_s) for run in both], [run.label for run in both])
+        few = few.rstrip(".")
+        longer = f"{runs[at].label} takes {medians[at] / medians[best]:.4g} times as long as {runs[best].label}"
+        return f"{longer}; {few[0].lower()}{few[1:]}."
+    ratio = _over(pairs, best, at)
+    verdict = "within chance" if p >= ALPHA else "beyond chance"
+    if p < ALPHA and ratio.value < 1 + NOTABLE:
+        verdict += f", but less than {NOTABLE:.0%}"
+    return (
+        f"{runs[at].label} takes {ratio.value:.4g} times as long as {runs[best].label} ({_interval(ratio)}), {verdict} "
+        f"(p {'< 0.001' if p < 0.001 else f'= {p:.2g}'})."
+    )
 
 
 def _over(pairs: dict[Pair, Comparison], best: int, other: int) -> Estimate:

@@ -13,15 +13,15 @@ import pandas as pd
 from ringtap.analysis.job import byte_accounting, flows
 from ringtap.analysis.job.iterations_of_ranks import computation_by
 from ringtap.analysis.job.run import Job
-from ringtap.analysis.report.findings import overview
 from ringtap.analysis.runs.node_records import NodeLogs
-from ringtap.analysis.runs.run import window_on_reference, within_window
+from ringtap.analysis.runs.run import averages_of, window_on_reference, within_window
 from ringtap.analysis.runs.samples_to_iterations import Borders, Integers, Numbers
 from ringtap.analysis.runs.traffic_classes import CLASSES, TRAINING
 from ringtap.analysis.statistics.quantiles import quantile_interval
 from ringtap.analysis.statistics.two_sample import Estimate
 from ringtap.analysis.structure.capture_streams import run_streams
 from ringtap.analysis.structure.structure import peak_to_mean
+from ringtap.analysis.sweeps.equal_loads import AtLoad
 from ringtap.analysis.sweeps.points import ordered_windows
 from ringtap.analysis.sweeps.sweep import Sweep
 from ringtap.core.errors import UsageError
@@ -29,7 +29,8 @@ from ringtap.core.run_directory_schema import NIC_REC, QDISC_REC, SOCKETS_REC
 from ringtap.core.units import counted, format_duration
 
 SECONDS, BYTES, RATE, SHARE, NUMBER = "s", "bytes", "bit/s", "share", ""
-MEDIAN = "iteration_median_s"
+MEDIAN, LOADED = "iteration_median_s", "iteration_loaded_median_s"
+P99 = "iteration_p99_s"
 _BURST_SCALES_S = (0.001, 0.01, 0.1)
 _SOCKET_SCALE_S = 0.1
 _LATE = 1.1  # samples up to this share of their period apart count as on time
@@ -89,11 +90,14 @@ class RunMeasures:
         label: name of the run in the comparison.
         path: its directory.
         facts: ``nodes``, ``ranks`` and ``iterations`` (those compared), and ``command``.
-        times_s: times of the iterations, in order of time.
+        times_s: times of the iterations that the answer compares, in order of time.
         measures: the measures, by name.
         matrix: bytes per iteration, or of the whole recording, from each row to each column; empty if not known.
         matrix_text: description of the matrix, or the reason why there is none.
         notes: limits of these numbers, one sentence each.
+        loaded: the series at the load that the answer compares; None for a job, and without such a load.
+        under: that load, or ``without cross traffic``, in a sentence; empty for a job.
+        why: the reason why there are no times, if the answer asks for them at a load; else empty.
     """
 
     label: str
@@ -104,6 +108,9 @@ class RunMeasures:
     matrix: pd.DataFrame
     matrix_text: str
     notes: tuple[str, ...] = ()
+    loaded: AtLoad | None = None
+    under: str = ""
+    why: str = ""
 
 
 def measure_job(job: Job, label: str, per_second: bool = False) -> RunMeasures:
@@ -114,11 +121,24 @@ def measure_job(job: Job, label: str, per_second: bool = False) -> RunMeasures:
         label: its name in the comparison.
         per_second: give amounts per second and not per iteration.
     """
-    return _measure(job, label, _Span(job, job.logs.measured, per_second))
+    found = _measure(job, label, _Span(job, job.logs.measured, per_second))
+    averaged = averages_of(job.logs.run)
+    return replace(found, notes=(*found.notes, averaged)) if averaged else found
 
 
-def measure_series(sweep: Sweep, name: str, label: str) -> RunMeasures:
-    """Measure a series of a sweep: its iterations without cross traffic, and its sensitivity to cross traffic."""
+def measure_series(
+    sweep: Sweep, name: str, label: str, row: dict[str, Any], loaded: AtLoad | str | None
+) -> RunMeasures:
+    """Measure a series of a sweep: its iterations at a load and without cross traffic, and its sensitivity to it.
+
+    Args:
+        sweep: the sweep.
+        name: name of the series.
+        label: its name in the comparison.
+        row: its row of `ringtap.analysis.report.findings.overview`.
+        loaded: the series at the load that the answer compares, or the reason why it is not known there; None: the
+            answer compares iterations without cross traffic.
+    """
     job, series = sweep.job(name), sweep[name]
     alone = {id(point) for point in series.alone}
     windows = [
@@ -137,8 +157,34 @@ def measure_series(sweep: Sweep, name: str, label: str) -> RunMeasures:
         notes.append(f"{label} has no point without cross traffic")
     if series.is_simulated:
         notes.append(f"{label} is simulated: chance means the variation of simulated iterations")
-    measures = {one.name: one for one in (*found.measures.values(), *_sensitivity(overview([series])[0]))}
-    return replace(found, facts=found.facts | {"series": name}, measures=measures, notes=tuple(notes))
+    measures = {one.name: one for one in (*found.measures.values(), *_sensitivity(row))}
+    if row["has_cross_traffic"]:
+        alone_ones = [measures[name] for name in (MEDIAN, P99)]
+        titles = [one.title.replace("iteration,", "iteration without cross traffic,") for one in alone_ones]
+        measures |= {one.name: replace(one, title=title) for one, title in zip(alone_ones, titles, strict=True)}
+    found = replace(
+        found,
+        facts=found.facts | {"series": name},
+        measures=measures,
+        notes=tuple(notes),
+        under="without cross traffic",
+    )
+    if loaded is None:
+        return found
+    load = f"{row['slowdowns'][-1]['share']:.0%} load"
+    is_known = isinstance(loaded, AtLoad)
+    times_s = loaded.times_s if isinstance(loaded, AtLoad) else np.empty(0)
+    why = "" if isinstance(loaded, AtLoad) else loaded
+    median = float(np.median(times_s)) if is_known else None
+    first = Measure(LOADED, f"iteration at {load}, median", SECONDS, median, why)
+    return replace(
+        found,
+        measures={LOADED: first} | measures,
+        times_s=times_s,
+        loaded=loaded if isinstance(loaded, AtLoad) else None,
+        under=f"at {load}",
+        why=why,
+    )
 
 
 class _Span:
@@ -265,7 +311,7 @@ def _times(times_s: Numbers, span: _Span) -> Iterator[Measure]:
     p99 = quantile_interval(times_s) if len(times_s) else None
     ends = (None, None) if p99 is None else (p99.low, p99.high)
     value = None if p99 is None else p99.value
-    yield Measure("iteration_p99_s", "iteration, p99", SECONDS, value, why, low=ends[0], high=ends[1])
+    yield Measure(P99, "iteration, p99", SECONDS, value, why, low=ends[0], high=ends[1])
 
 
 def _phases(span: _Span) -> Iterator[Measure]:
@@ -510,12 +556,14 @@ def _square(amounts: pd.Series[Any], side: str) -> pd.DataFrame:
 
 def _sensitivity(row: dict[str, Any]) -> Iterator[Measure]:
     """Yield the sensitivity of a series to cross traffic, from its row of the report's first screen."""
-    for found in row["slowdowns"]:
+    for name, found in zip(("middle", "heavy"), row["slowdowns"], strict=True):
         low, high = found["interval"] or (None, None)
         load = f"{found['share']:.0%} load"
-        value, why = found["slowdown"], found["why"]
-        name = f"slowdown:{found['share']:g}"
-        yield Measure(name, f"slowdown at {load}", SHARE, value, why, low=low, high=high)
+        why = found["why"]
+        yield Measure(f"slowdown:{name}", f"slowdown at {load}", SHARE, found["slowdown"], why, low=low, high=high)
+        low, high = found["mean_interval_s"] or (None, None)
+        why = "" if found["mean_s"] else why
+        yield Measure(f"mean:{name}", f"iteration at {load}, mean", SECONDS, found["mean_s"], why, low=low, high=high)
     found = row["congestion"]
     low, high = found["interval_share"] or (None, None)
     title = "congestion begins, share of capacity"

@@ -24,7 +24,7 @@ from ringtap.core.clock_steps import CLOCK_STEP_NS, clock_set_ns
 from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import ShapeError, check, whole
 from ringtap.core.run_directory import RunDirectory, process_age_ns, read_points
-from ringtap.core.run_directory_schema import OPTIMIZER, POINTS_JSONL, RUN_JSON, pass_source
+from ringtap.core.run_directory_schema import OPTIMIZER, POINTS_JSONL, RUN_JSON, SERIES, pass_source
 from ringtap.core.units import counted
 
 # a restarted process with the same pid (in a new process namespace) has a number at the end
@@ -447,3 +447,26 @@ def read_run(path: str | os.PathLike[str]) -> JobRun | SweepRun:
     if kind == "sweep":
         return SweepRun(run.path, run.info)
     raise UsageError(f"{run.path} is a run of kind {kind!r}; this ringtap reads jobs and sweeps")
+
+
+def averages_of(run: JobRun) -> str:
+    """Say what a job's iterations are taken from, and what reads each load, if it is a series of a sweep; else empty.
+
+    The sentence has no end.
+    """
+    path = run.path.resolve()
+    folder = path.parent.parent
+    if path.parent.name != SERIES or not (folder / RUN_JSON).is_file():
+        return ""
+    try:
+        sweep = read_run(folder)
+        mine = [] if isinstance(sweep, JobRun) else [one for one in sweep.windows if folder / one["directory"] == path]
+    except UsageError:  # a damaged sweep keeps nobody from reading one of its jobs
+        return ""
+    if not mine:
+        return ""
+    return (
+        f"{run.path.name} is a series of the sweep {folder}: its numbers are averages over "
+        f"{counted(len(mine), 'window')} of different loads, settling and warm-up; ringtap report {folder} shows each "
+        "load"
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from ringtap.analysis.results_for_notebooks import AVERAGES
 from ringtap.analysis.statistics.autocorrelation import effective_count
 from ringtap.analysis.statistics.quantiles import LEVEL, quantile_intervals
 from ringtap.analysis.statistics.short_series import (
@@ -144,9 +146,14 @@ def compare(a: Values, b: Values, names: tuple[str, str] = ("a", "b"), level: fl
         names: their names.
         level: confidence of the intervals.
 
+    It warns of times that are those of a whole series of a sweep, under all its loads: see `Sweep.compare`.
+
     Raises:
         UsageError: fewer than 5 iterations in a sample, or a time that is not positive and finite.
     """
+    for values in (a, b):
+        if averaged := getattr(values, "attrs", {}).get(AVERAGES):
+            warnings.warn(f"{averaged}; Sweep.compare compares series at one load", stacklevel=2)
     first, second = (_times_of(values, name) for values, name in zip((a, b), names, strict=True))
     of_count = _of_many if min(len(first), len(second)) >= MANY_VALUES else _of_few
     return of_count(first, second, names, level)

@@ -31,9 +31,8 @@ def common_share(series: Sequence[Series]) -> float:
 
     A series that does not come near 80 % has no number at this load, and does not lower it for the others.
     """
-    loaded = [one for one in series if one.has_cross_traffic and one.used]
-    least = min((one.loads_gbps[-1] / one.capacity_gbps for one in loaded), default=HEAVY_SHARE)
-    return least if HEAVY_SHARE - NEAR_SHARE <= least < HEAVY_SHARE else HEAVY_SHARE
+    heaviest = [one.loads_gbps[-1] / one.capacity_gbps for one in series if one.used]
+    return min([HEAVY_SHARE, *(share for share in heaviest if share >= HEAVY_SHARE - NEAR_SHARE)])
 
 
 @dataclass(frozen=True)

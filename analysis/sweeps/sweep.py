@@ -15,11 +15,13 @@ import pandas as pd
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.results_for_notebooks import described_table
 from ringtap.analysis.runs.run import JobRun, SweepRun, read_run
+from ringtap.analysis.statistics.two_sample import Comparison
 from ringtap.analysis.sweeps import points
+from ringtap.analysis.sweeps.equal_loads import AtLoad, at_load, common_share, compare_moved
 from ringtap.analysis.sweeps.series_analysis import Series, analyze
 from ringtap.core.check_api_arguments import instance_of
 from ringtap.core.errors import UsageError, did_you_mean
-from ringtap.core.units import counted
+from ringtap.core.units import counted, rate_gbps
 
 if TYPE_CHECKING:
     from ringtap.analysis.pcap.scan_captures import Progress
@@ -131,6 +133,38 @@ class Sweep:
         """
         directories = [window["directory"] for window in self.run.windows if window["series"] == self._known(series)]
         return Job(self.run.job(directories[-1]), self.workers)
+
+    def at(self, series: str, load: float | str) -> AtLoad:
+        """Return a series at exactly a load: the iterations of its nearest point, moved there along the curve.
+
+        Args:
+            series: name of the series.
+            load: cross traffic, in Gbit/s or as text.
+
+        Raises:
+            UsageError: there is no such series, or it is not known at this load.
+        """
+        return self._at(series, rate_gbps(load) / self.capacity_gbps)
+
+    def compare(self, first: str, second: str, load: float | str | None = None) -> Comparison:
+        """Compare the iterations of two series at the same load; intervals and tests hold what `at` leaves open.
+
+        Args:
+            first: name of the first series.
+            second: name of the second one.
+            load: as for `at`; None: 80 % of the capacity, or the heaviest load near it that both reach.
+
+        Raises:
+            UsageError: there is no such series, one of them is not known at this load, or it has too few iterations.
+        """
+        share = common_share([self[first], self[second]]) if load is None else rate_gbps(load) / self.capacity_gbps
+        return compare_moved(self._at(first, share), self._at(second, share), (first, second))
+
+    def _at(self, name: str, share: float) -> AtLoad:
+        found = at_load(self[name], share)
+        if isinstance(found, str):
+            raise UsageError(f"{name} is not known at {share * self.capacity_gbps:.3g} Gbit/s: {found}")
+        return found
 
     def packets(
         self, series: str, step: int, filter: str | None = None, *, progress: Progress | None = None

@@ -10,15 +10,15 @@ import pandas as pd
 import pytest
 
 import ringtap
-from ringtap.analysis.compare.comparison_text import describe
+from ringtap.analysis.compare.comparison_text import chance, describe
 from ringtap.analysis.compare.run_comparison import compare_measures, compare_runs
-from ringtap.analysis.compare.run_measures import MEDIAN, Measure, RunMeasures
+from ringtap.analysis.compare.run_measures import LOADED, MEDIAN, Measure, RunMeasures
 from ringtap.analysis.statistics.two_sample import location_p
 from ringtap.cli import main
 from ringtap.core.append_only_logs import open_records
 from ringtap.core.errors import UsageError
 from ringtap.core.run_directory import RunDirectory
-from tests.gold.analysis_sweep import write_sweep
+from tests.gold.analysis_sweep import CURVES, write_sweep
 from tests.gold.clocks_apart import retime_windows, set_ahead
 from tests.gold.job_run import MS, START_NS, Node, Truth, pcap, write_ddp_job
 
@@ -272,8 +272,78 @@ def test_a_sweep_is_compared_as_its_series(tmp_path, capsys):
         assert rows[MEDIAN][series.name] == pytest.approx(float(np.median(times)))
         assert rows["congestion_share"][series.name] == pytest.approx(series.curve.point.bandwidth_gbps / 25)
         assert rows["fit_n"][series.name] == series.fit.n
-    assert data["answer"][0].startswith("resnet50-consistent has the shortest iteration without cross traffic: ")
-    assert rows["slowdown:0.8"]["vgg16-consistent"] > rows["slowdown:0.8"]["resnet50-consistent"]
+    assert data["answer"][0].startswith("resnet50-consistent has the shortest iteration at 80% load: ")
+    assert rows["slowdown:heavy"]["vgg16-consistent"] > rows["slowdown:heavy"]["resnet50-consistent"]
+
+
+def test_a_sweep_is_compared_at_the_same_load(tmp_path):
+    """Burst traffic slows more at equal load, but the generator delivered less of it."""
+    pairs = [("vgg16", "consistent"), ("vgg16", "burst")]
+    loads = (0.0, 7.5, 12.5, 15.0, 17.5, 20.0, 22.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CURVES, pairs[0], lambda load: 0.2 * np.exp(3.0 / np.sqrt(25 - load)))
+        patch.setitem(CURVES, pairs[1], lambda load: 0.19 * np.exp(3.3 / np.sqrt(25 - load)))
+        write_sweep(tmp_path / "sweep", pairs, loads, iterations=100, delivered={"consistent": 0.97, "burst": 0.88})
+        truth = np.divide(*(CURVES[pair](0.88 * 22.0) for pair in reversed(pairs)))
+    found = compare_runs([tmp_path / "sweep"])
+    assert found.answer[0].startswith("vgg16-consistent has the shortest iteration at 77% load: ")
+    ratio = found.pairs[0, 1].median_ratio
+    assert ratio.low < truth < ratio.high
+    assert found.answer[1].startswith(f"vgg16-burst takes {ratio.value:.4g} times as long as vgg16-consistent (95 %")
+    assert "beyond chance (p < 0.001)" in found.answer[1]
+    alone = row_of(found, MEDIAN)
+    assert alone.title == "iteration without cross traffic, median"
+    assert row_of(found, LOADED).title == "iteration at 77% load, median"
+    sweep = ringtap.open_sweep(tmp_path / "sweep")
+    assert sweep.compare("vgg16-consistent", "vgg16-burst").median_ratio == ratio
+    assert sweep.compare("vgg16-consistent", "vgg16-burst", "15gbit").median_ratio.value < ratio.value
+    with pytest.raises(UsageError, match=r"vgg16-consistent is not known at 24 Gbit/s: no points .* both sides"):
+        sweep.compare("vgg16-consistent", "vgg16-burst", 24.0)
+
+
+def test_series_that_share_no_load_are_compared_without_cross_traffic(tmp_path):
+    write_sweep(tmp_path / "one", [("vgg16", "consistent")], (0.0, 5.0, 8.0))
+    write_sweep(tmp_path / "two", [("vgg16", "burst")])
+    found = compare_runs([tmp_path / "one", tmp_path / "two"])
+    assert "iteration without cross traffic" in found.answer[0]
+    assert row_of(found, "mean:heavy").reasons[0].startswith("no point of several iterations lies within 12 percentage")
+
+
+def test_a_difference_that_is_too_small_to_matter_is_not_told_as_one():
+    draw = np.random.default_rng(5)
+    times = draw.normal(0.2, 0.0002, (3, 400))
+    found = compare_measures([run_of("a", times[0]), run_of("b", times[1] * 1.003), run_of("c", times[2] * 1.3)])
+    assert found.answer[0] == (
+        "No difference of 2% or more beyond chance between a and b was found: an iteration of a takes 200 ms (median)."
+    )
+    assert found.answer[1].endswith(", beyond chance, but less than 2% (p < 0.001).")
+    assert found.answer[2].endswith(", beyond chance (p < 0.001).")
+    (row,) = compare_measures([run_of("a", times[0]), run_of("b", times[1] * 1.003)]).rows
+    assert row.is_beyond_chance and chance(row) == "yes, under 2% (p < 0.001)"
+
+
+def test_of_many_runs_the_answer_names_a_few():
+    draw = np.random.default_rng(6)
+    runs = [run_of(f"r{number:02}", draw.normal(0.2 + 0.02 * number, 0.001, 60)) for number in range(30)]
+    found = compare_measures(runs)
+    assert [line.split(" ")[0] for line in found.answer] == ["r00", "r01", "r02", "r03", "r28", "r29", "24"]
+    equal = compare_measures([run_of(f"r{number:02}", draw.normal(0.2, 0.001, 60)) for number in range(30)])
+    assert re.search(r"between (r\d\d, ){3}r\d\d and \d+ more was found", equal.answer[0])
+
+
+def test_a_series_says_that_it_averages_several_loads(tmp_path, capsys):
+    write_sweep(tmp_path / "sweep", [("vgg16", "consistent"), ("vgg16", "burst")])
+    one, other = (tmp_path / "sweep" / "series" / f"vgg16-{kind}-1" for kind in ("consistent", "burst"))
+    said = f"is a series of the sweep {tmp_path / 'sweep'}: its numbers are averages over 6 windows of different loads"
+    assert main(["analyze", str(one)]) == 0
+    assert capsys.readouterr().out.startswith(f"{one.name} {said}, settling and warm-up; ringtap report ")
+    assert main(["compare", str(one), str(other)]) == 0
+    assert capsys.readouterr().out.count(said) == 2
+    first, second = (ringtap.open_job(path).iterations["iteration_s"] for path in (one, other))
+    with pytest.warns(UserWarning, match="Sweep.compare compares series at one load"):
+        ringtap.compare(first, second)
+    (tmp_path / "sweep" / "points.jsonl").write_text("{\n")
+    assert main(["analyze", str(one)]) == 0, "a damaged sweep keeps nobody from reading one of its jobs"
 
 
 def test_a_series_is_compared_in_its_windows_if_clocks_differ(tmp_path, capsys):

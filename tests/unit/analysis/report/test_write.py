@@ -482,7 +482,7 @@ def test_kinds_of_traffic_are_put_in_order_at_exactly_the_same_load(reported):
 def test_a_kind_that_was_not_measured_on_both_sides_of_a_load_has_no_mean_there(tmp_path):
     path = tmp_path / "sweep"
     write_sweep(path, PAIRS[:1], loads_gbps=(0.0, 8.0, 14.0, 16.5))
-    write_sweep(tmp_path / "other", PAIRS[1:2], loads_gbps=(0.0, 8.0, 17.0, 22.0))
+    write_sweep(tmp_path / "other", PAIRS[1:2], loads_gbps=(0.0, 8.0, 17.0, 20.5))
     series = [*series_of(path), *series_of(tmp_path / "other")]
     middle, heavy = order_kinds(series)
     assert [kind.mean_s is None for kind in middle.kinds] == [False, False]

@@ -25,6 +25,8 @@ from ringtap.core.terminal_escaping import one_line
 
 _TABLE = "measures.csv"
 _SIZE = (7.2, 2.5)
+# a line of each run, which can be told apart without colour
+_LINES = ("-", (0, (5, 2)), (0, (1, 1.2)), "-.", (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 3)))
 _PANELS = 3  # matrices in a row
 _MAX_RANKS = 256  # of a matrix that is drawn
 
@@ -49,7 +51,7 @@ def write_page(found: RunComparison, path: str | os.PathLike[str], force: bool =
         drawn = draw([partial(_times, found), partial(_matrices, found)], folder / "figures")
         found.table.to_csv(folder / _TABLE, index=False)
         (folder / "report.json").write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        text = render("compare.html.j2", data, drawn, folder, _TABLE)
+        text = render("compare.html.j2", data, drawn, folder, _TABLE, is_alone=True)
         (folder / page.name).write_text(text, encoding="utf-8", errors="replace")
         (folder / page.name).replace(page)
     return page
@@ -60,10 +62,7 @@ def _times(found: RunComparison) -> Drawn | None:
     runs = [run for run in found.runs if len(run.times_s)]
     if not runs:
         return None
-    looks = [
-        {"color": COLOURS[at % len(COLOURS)], "linestyle": "-" if at < len(COLOURS) else "--"}
-        for at in range(len(runs))
-    ]
+    looks = [{"color": COLOURS[at % len(COLOURS)], "linestyle": _LINES[at % len(_LINES)]} for at in range(len(runs))]
     on = sheet(1, 1, _SIZE, [line_handle(run.label, **look) for run, look in zip(runs, looks, strict=True)])
     (axes,) = on.panels
     for run, look in zip(runs, looks, strict=True):

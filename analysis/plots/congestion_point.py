@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from ringtap.analysis.plots.figure import Drawn, Sheet, label, line_handle, sheet
+from ringtap.analysis.plots.figure import PANEL, Drawn, Sheet, label, line_handle, sheet
 from ringtap.analysis.plots.style import FAINT, INK, Look, looks
 from ringtap.analysis.plots.sweep_figure_parts import Setting, load_axis, name_of, tooltip
 from ringtap.analysis.sweeps.series_analysis import Series
@@ -31,7 +31,7 @@ def congestion_points(series: Sequence[Series], setting: Setting) -> Drawn | Non
         line_handle("its 95 % interval", color=INK, linewidth=7, alpha=_BAND),
     ]  # fmt: skip
     many = len(found) > 4
-    on = sheet(len(found), 3 if many else 2, (2.75, 2.2) if many else (3.4, 2.7), labels)
+    on = sheet(len(found), 3 if many else 2, PANEL, labels)
     for axes, one in zip(on.panels, found, strict=True):
         _point(on, axes, one, look[one.key], setting)
     caption = (

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ringtap.analysis import published_results
-from ringtap.analysis.plots.figure import Drawn, Sheet, label, line_handle, sheet
+from ringtap.analysis.plots.figure import PANEL, Drawn, Sheet, label, line_handle, sheet
 from ringtap.analysis.plots.figures_on_axes import plain_ticks
 from ringtap.analysis.plots.style import FAINT, INK, Look, joined, look_of_transport, looks, title_of, transport_looks
 from ringtap.analysis.plots.sweep_figure_parts import Setting, handle, name_of
@@ -74,7 +74,7 @@ def _grid(
         return None
     labels = [handle(each, text) for text, each in shown.items()]
     panels = [(number, share) for number in range(len(rows)) for share in shares if found[number, share]]
-    on = sheet(len(panels), 2, (3.9, 2.3), labels)
+    on = sheet(len(panels), 2, PANEL, labels)
     parts = []
     for axes, (number, share) in zip(on.panels, panels, strict=True):
         for one, loaded in found[number, share]:
@@ -144,7 +144,7 @@ def spread_and_growth(series: Sequence[Series], found: Sequence[Tails], setting:
         line_handle("95 % interval", color=INK, linewidth=1.6),
         line_handle("thesis", color=FAINT, marker="x", linestyle="none"),
     ]
-    on = sheet(2, 2, (3.0, 0.3 + 0.26 * len(kept)), labels, left=1.75)
+    on = sheet(2, 2, (1.9, 0.3 + 0.26 * len(kept)), labels, left=1.67)
     look = looks([one.key for one in series])
     for number, (one, tail, loaded) in enumerate(kept):
         _spread_row(on, on.panels[0], number, one, tail, look[one.key])
@@ -152,7 +152,7 @@ def spread_and_growth(series: Sequence[Series], found: Sequence[Tails], setting:
     _spread_axis(on.panels[0], [tail for _, tail, _ in kept])
     for axes in on.panels:
         axes.set_ylim(len(kept) - 0.4, -0.6)
-        axes.set_yticks(range(len(kept)), [label(_short(one)) for one, _, _ in kept], fontsize=8)
+        axes.set_yticks(range(len(kept)), [label(_short(one)) for one, _, _ in kept])
     on.panels[0].set_title("spread of iteration times", loc="left")
     on.panels[0].set_xlabel("standard deviation over mean, in %")
     on.panels[1].set_title(f"growth at {heavy} load", loc="left")
@@ -168,7 +168,7 @@ def spread_and_growth(series: Sequence[Series], found: Sequence[Tails], setting:
 
 def _short(series: Series) -> str:
     text = joined(series.title, series.traffic, series.variant)
-    return text if len(text) <= 24 else text[:23] + "…"
+    return text if len(text) <= 21 else text[:20] + "…"
 
 
 def _spread_axis(axes: Axes, found: Sequence[Tails]) -> None:

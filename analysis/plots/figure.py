@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import matplotlib as mpl
 import numpy as np
@@ -26,6 +26,7 @@ _DPI = 160
 _POINTS = 72  # per inch, the unit of an SVG
 # margins of a panel in inches, with room for the tick labels and the axis label
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.62, 0.12, 0.3, 0.5
+PANEL = (2.95, 2.2)  # inches: text of 9 points has 11 pixels on a telephone
 _LEGEND_LINE, _MAX_LABEL_LENGTH = 0.21, 42
 
 
@@ -42,8 +43,9 @@ class Drawn:
         figure: the figure.
         numbers: the numbers drawn.
         marks: id of a group of marks in the SVG -> the text of each mark, in the order of drawing.
-        boxes: left, top, width and height of each panel and of the legend, in points of the SVG, for narrow pages;
-            empty if the panels are in one column.
+        boxes: left, top, width and height of each panel, in points of the SVG; a page arranges panels as it is wide.
+            Empty: the figure is one drawing.
+        keys: the same of each entry of the legend.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Drawn:
     numbers: pd.DataFrame
     marks: dict[str, list[str]] = field(default_factory=dict)
     boxes: list[Box] = field(default_factory=list)
+    keys: list[Box] = field(default_factory=list)
 
     def write(self, folder: Path) -> list[Path]:
         """Write PNG, SVG and CSV; return their paths."""
@@ -94,17 +97,22 @@ class Sheet:
         figure: the figure.
         panels: its panels, row by row.
         boxes: as in `Drawn`.
+        keys: as in `Drawn`.
         marks: as in `Drawn`.
     """
 
     figure: Figure
     panels: list[Axes]
     boxes: list[Box]
+    keys: list[Box]
     marks: dict[str, list[str]] = field(default_factory=dict)
 
     def drawn(self, name: str, caption: str, numbers: pd.DataFrame) -> Drawn:
         """Return the finished figure."""
-        return Drawn(name, caption, self.figure, numbers, self.marks, self.boxes)
+        places = [axes.get_position().bounds for axes in self.panels]
+        for axes in self.figure.axes:  # a second axis has the place of its panel
+            axes.set_gid(f"panel-{places.index(axes.get_position().bounds)}")
+        return Drawn(name, caption, self.figure, numbers, self.marks, self.boxes, self.keys)
 
     def mark(self, axes: Axes, x: Any, y: Any, texts: Sequence[str], **look: Any) -> None:
         """Draw markers, each with a text that the page shows as a tooltip."""
@@ -138,7 +146,7 @@ def sheet(
     rows = math.ceil(count / columns)
     gap = bool(labels) and count < rows * columns  # room for the legend in the last row
     longest = max((len(str(artist.get_label())) for artist in labels), default=0)
-    if label_columns * (0.7 + 0.075 * longest) > columns * (size[0] + left + _RIGHT):
+    if label_columns * _key_width(longest) > columns * (size[0] + left + _RIGHT):
         label_columns = 1
     lines = 0 if gap else math.ceil(len(labels) / label_columns)
     wide, high = size[0] + left + _RIGHT, size[1] + _TOP + above + _BOTTOM
@@ -157,24 +165,34 @@ def sheet(
         axes.xaxis.set_label_coords(0.5, -0.33 / size[1])
         axes.yaxis.set_label_coords(-0.44 / size[0], 0.5)
         panels.append(axes)
-    if labels:
-        middle = (count % columns + columns) / 2 / columns  # of the gap
-        where: Literal["center", "lower center"] = "center" if gap else "lower center"
-        anchor = (middle, (foot + high / 2) / height) if gap else (0.5, 0.0)
-        figure.legend(
-            handles=list(labels), loc=where, bbox_to_anchor=anchor, ncols=1 if gap else label_columns,
-            handlelength=3.2, borderaxespad=0.3, columnspacing=1.6,
+    if gap:
+        start = (count % columns + columns) / 2 * wide, (rows - 0.5) * high - len(labels) * _LEGEND_LINE / 2
+        keys = _keys(figure, labels, (start[0] - _key_width(longest) / 2, start[1]), len(labels), _key_width(longest))
+    else:
+        across = math.ceil(len(labels) / max(lines, 1)) * _key_width(longest)
+        keys = _keys(figure, labels, ((width - across) / 2, rows * high), lines, _key_width(longest))
+    return Sheet(figure, panels, boxes, keys)
+
+
+def _key_width(longest: int) -> float:
+    """Return the inches that an entry of a legend takes with a text of so many characters."""
+    return 0.7 + 0.075 * longest
+
+
+def _keys(figure: Figure, labels: Sequence[Artist], start: tuple[float, float], lines: int, wide: float) -> list[Box]:
+    """Draw the entries of a legend, each of them a group of its own, in columns from a corner; return their boxes."""
+    width, height = figure.get_size_inches()
+    boxes = []
+    for number, artist in enumerate(labels):
+        column, line = divmod(number, lines)
+        left, top = start[0] + column * wide, start[1] + line * _LEGEND_LINE
+        entry = figure.legend(
+            handles=[artist], loc="center left", handlelength=3.2, borderpad=0, borderaxespad=0,
+            bbox_to_anchor=(left / width, 1 - (top + _LEGEND_LINE / 2) / height),
         )  # fmt: skip
-        if gap:
-            tall = (0.4 + len(labels) * _LEGEND_LINE) * _POINTS
-            top = _POINTS * (rows - 0.5) * high - tall / 2
-            boxes.append((_POINTS * (count % columns) * wide, top, _POINTS * (columns - count % columns) * wide, tall))
-        else:
-            legend_width = min(width, min(label_columns, len(labels)) * (0.7 + 0.075 * longest))
-            boxes.append(
-                (_POINTS * (width - legend_width) / 2, _POINTS * rows * high, _POINTS * legend_width, _POINTS * foot)
-            )
-    return Sheet(figure, panels, boxes if columns > 1 else [])
+        entry.set_gid(f"key-{number}")
+        boxes.append((_POINTS * left, _POINTS * top, _POINTS * wide, _POINTS * _LEGEND_LINE))
+    return boxes
 
 
 def label(text: str) -> str:

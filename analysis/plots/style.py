@@ -51,7 +51,7 @@ RC: dict[str, Any] = {
     "xtick.bottom": False,  # the grid lines show the ticks
     "ytick.left": False,
     "legend.frameon": False,
-    "legend.fontsize": 8.5,
+    "legend.fontsize": 9.0,
     "lines.linewidth": 1.5,
     "lines.markersize": 5.5,
     "figure.dpi": 100,

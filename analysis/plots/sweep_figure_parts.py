@@ -64,9 +64,12 @@ def load_axis(axes: Axes, setting: Setting) -> None:
 def points(on: Sheet, axes: Axes, series: Series, look: Look, transform: Transform = identity) -> None:
     """Draw means as markers, each with a bar up to the 99th percentile."""
     loads, times = transform(np.array(series.loads_gbps)), np.array(series.times_s)
-    tails = np.fmax(finite([point.p99_s for point in series.used]), times)
-    axes.vlines(loads, times, tails, color=look.colour, linewidth=0.9, zorder=2)
-    axes.plot(loads, tails, linestyle="none", marker="_", markersize=4.5, color=look.colour, zorder=2)
+    tails = finite([point.p99_s for point in series.used])
+    gaps = np.full(len(times), np.nan)
+    bars = (np.column_stack(part).ravel() for part in ((loads, loads, gaps), (times, np.fmax(tails, times), gaps)))
+    if np.isfinite(tails).any():
+        axes.plot(*bars, color=look.colour, linewidth=0.9, zorder=2)  # one path, however many points
+        axes.plot(loads, tails, linestyle="none", marker="_", markersize=4.5, color=look.colour, zorder=2)
     on.mark(axes, loads, times, [tooltip(series, point) for point in series.used], zorder=3, **look.marks)
 
 

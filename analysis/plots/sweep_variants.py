@@ -39,7 +39,7 @@ def variant_times(series: Sequence[Series], setting: Setting) -> Drawn | None:
         ]
     rows = max(len({row_of(one) for one in group}) for group in groups)
     left = 0.3 + 0.075 * max(len(row_of(one)) for one in drawn)
-    on = sheet(len(groups), 1, (4.2, _ROW * rows + 0.2), labels, left=left)
+    on = sheet(len(groups), 1, (max(1.6, 3.5 - left), _ROW * rows + 0.2), labels, left=left)
     for axes, group in zip(on.panels, groups, strict=True):
         order = sorted({row_of(one) for one in group}, key=lambda row: _least_s(group, row), reverse=True)
         for one in group:

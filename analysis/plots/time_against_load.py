@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from ringtap.analysis import published_results
-from ringtap.analysis.plots.figure import Drawn, Sheet, finite, label, line_handle, sheet
+from ringtap.analysis.plots.figure import PANEL, Drawn, Sheet, finite, label, line_handle, sheet
 from ringtap.analysis.plots.figures_on_axes import Transform, curve
 from ringtap.analysis.plots.style import (
     COLOURS,
@@ -82,7 +82,7 @@ def throughput(series: Sequence[Series], setting: Setting) -> Drawn | None:
         on, groups, look = _panels_by_topology(known, 0.0)
     else:
         look, groups = looks([one.key for one in series]), grouped(known, "model")
-        on = sheet(len(groups), 2, (3.9, 3.1), _kind_handles(known, look))
+        on = sheet(len(groups), 2, PANEL, _kind_handles(known, look))
         for axes, group in zip(on.panels, groups, strict=True):
             axes.set_title(label(group[0].title), loc="left")
     for axes, group in zip(on.panels, groups, strict=True):
@@ -128,8 +128,8 @@ def rescaled_times(series: Sequence[Series], setting: Setting) -> Drawn | None:
         marks = [(transform(share * capacity), f"{share * capacity:.4g}") for share in _SHARES_ABOVE]
         spaced = _spaced([mark for mark in marks if mark[0] <= end], 0.07 * (end - 1))
         top.set_xticks([position for position, _ in spaced], [text for _, text in spaced])
-        top.set_xlabel(setting.load_label, fontsize=8, color=FAINT)
-        top.tick_params(labelsize=8, colors=FAINT)
+        top.set_xlabel(setting.load_label, color=FAINT)
+        top.tick_params(colors=FAINT)
         axes.set_title(axes.get_title(loc="left"), loc="left", pad=36)
     caption = (
         "The same against C/(C−BW), 1 without cross traffic: with n = 1 the fit is a straight line, with n = 1/2 it "
@@ -190,7 +190,7 @@ def _side_by_side(
     drawn = [one for group in groups for one in group]
     if published and any(published_results.fits_for(one.model, one.traffic, one.transport) for one in drawn):
         labels.append(line_handle("the thesis's fit (grey)", color=FAINT, linewidth=0.9))
-    on = sheet(len(groups), 2, (3.9, 3.1), labels)
+    on = sheet(len(groups), 2, PANEL, labels)
     for axes, group, title, of_group in zip(on.panels, groups, titles, names, strict=True):
         _compared_panel(on, axes, group, of_group, look, published)
         axes.set_title(label(title), loc="left")
@@ -262,7 +262,7 @@ def _panels(series: Sequence[Series], above: float) -> tuple[Sheet, list[list[Se
     look = looks([one.key for one in series])
     if len(series) <= _MAX_IN_ONE_PANEL:
         labels = [handle(look[one.key], name_of(one)) for one in series]
-        return sheet(1, 1, (6.4, 3.9), labels, 2, above), [list(series)], look
+        return sheet(1, 1, PANEL, labels, 2, above), [list(series)], look
     if any(map(has_many_variants, grouped(series, "model", "traffic"))):
         return _panels_by_topology(series, above)
     kinds = grouped(series, "traffic")
@@ -271,7 +271,7 @@ def _panels(series: Sequence[Series], above: float) -> tuple[Sheet, list[list[Se
         line_handle(joined(*names), linewidth=2.4, **shown.marks | {"marker": "o" if shown.transport else ""})
         for names, shown in by_title.items()
     ]
-    on = sheet(len(kinds), 2, (3.9, 3.2), labels, 2, above)
+    on = sheet(len(kinds), 2, PANEL, labels, 2, above)
     for axes, group in zip(on.panels, kinds, strict=True):
         axes.set_title(label(f"{title_of(group[0].traffic)} cross traffic"), loc="left")
     return on, kinds, look
@@ -283,7 +283,7 @@ def _panels_by_topology(series: Sequence[Series], above: float) -> tuple[Sheet, 
     has_kinds = len({one.traffic for one in series}) > 1
     titles = [joined(one.title, title_of(one.traffic) if has_kinds else "", one.topology) for one in series]
     panels = list(dict.fromkeys(titles))
-    on = sheet(len(panels), 2, (3.4, 2.7), [handle(one, name) for name, one in shown.items()], 3, above)
+    on = sheet(len(panels), 2, PANEL, [handle(one, name) for name, one in shown.items()], 3, above)
     for axes, title in zip(on.panels, panels, strict=True):
         axes.set_title(label(title), loc="left")
     groups = [[one for one, own in zip(series, titles, strict=True) if own == title] for title in panels]
@@ -337,4 +337,4 @@ def _compared_panel(
             times = fit.A * np.exp(fit.B / (published_results.CAPACITY_GBPS - grid) ** fit.n)
             axes.plot(grid, times, color=FAINT, linestyle=shown.line, linewidth=0.9, zorder=1)
     log_times(axes, *time_range(group))
-    axes.legend(handles=handles, loc="upper left", fontsize=8, handlelength=3)
+    axes.legend(handles=handles, loc="upper left", handlelength=3)

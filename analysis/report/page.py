@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
+import copy
 import functools
-import html
 import json
 import re
 import shutil
@@ -38,9 +38,11 @@ _COLOURS = {
     "#aa4499": "purple",
     "#000000": "black",
 }
-_POINTS_PER_REM = 6.9  # of the largest size at which a figure is shown, for labels not to be huge
+_REM_PER_POINT = 11 / 9 / 16  # text of 9 points, the smallest in a figure, has 11 pixels
 _SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 # ids that something refers to: marks, shapes of markers, clip paths and shapes of collections
+_DECIMALS = re.compile(r"\d+\.\d{3,}")  # of a point in a figure, whose hundredth nobody sees
+_REFERENCE = re.compile(r"url\(#([^)]+)\)")
 _USED_ID = re.compile(r"marks-|[mp][0-9a-f]{8,}|C\d")
 
 ElementTree.register_namespace("", _SVG[1:-1])
@@ -54,16 +56,20 @@ class PageFigure:
     Attributes:
         name: file name without its ending.
         caption: its caption.
-        svg: the drawing, inserted unescaped.
+        svgs: its panels, or the whole drawing, inserted unescaped.
+        keys: entries of its legend, likewise.
+        width_rem: least width of a panel, at which its text can be read.
+        box: width and height of the whole drawing.
         csv: its numbers as a data URI.
-        parts: SVG of its panels, one below the other, for a narrow page; they refer to the drawing; also unescaped.
     """
 
     name: str
     caption: str
-    svg: str
+    svgs: list[str]
+    keys: list[str]
+    width_rem: float
+    box: str
     csv: str
-    parts: str
 
 
 def data_uri(content: bytes, kind: str) -> str:
@@ -75,23 +81,79 @@ def _page_figure(number: int, drawn: Drawn, folder: Path) -> PageFigure:
     """Read the files of a figure, in the form that the page embeds."""
     root = ElementTree.parse(folder / f"{drawn.name}.svg").getroot()
     view_box = root.attrib["viewBox"]
-    for unneeded in (root.find(f"{_SVG}metadata"), root.find(f"{_SVG}defs[{_SVG}style]")):
-        if unneeded is not None:
-            root.remove(unneeded)
     _add_titles(root, drawn.marks)
-    for element in root.iter():
-        _adapt(element, f"f{number}-")
-    width_rem = float(view_box.split()[2]) / _POINTS_PER_REM
-    shown = {"class": "figure", "role": "img", "style": f"max-width:{width_rem:.4g}rem", "viewBox": view_box}
-    svg = ElementTree.Element(f"{_SVG}svg", shown | {"aria-label": drawn.caption})
-    ElementTree.SubElement(svg, f"{_SVG}g", {"id": f"f{number}-all"}).extend(root)
-    parts = "\n".join(
-        f'<svg class="figure part" role="img" aria-label="{part} of {len(drawn.boxes)}: {html.escape(drawn.caption)}" '
-        f'viewBox="{" ".join(f"{value:g}" for value in box)}"><use href="#f{number}-all"/></svg>'
-        for part, box in enumerate(drawn.boxes, 1)
-    )
+    for group in root.iter(f"{_SVG}g"):
+        _share_style(group)
+    shapes = {
+        shape.attrib["id"]: copy.deepcopy(shape)
+        for defs in root.iter(f"{_SVG}defs")
+        for shape in defs
+        if "id" in shape.attrib
+    }
+    groups: dict[str, list[ElementTree.Element]] = {}
+    for group in root.iter(f"{_SVG}g"):
+        groups.setdefault(group.attrib.get("id", ""), []).append(group)
+    made: dict[str, list[ElementTree.Element]] = {"panel": [], "key": []}
+    for kind, boxes in (("panel", drawn.boxes), ("key", drawn.keys)):
+        for at, box in enumerate(boxes):
+            place = " ".join(f"{value:g}" for value in box)
+            found = groups.get(f"{kind}-{at}", [])
+            made[kind].append(_drawing(found, shapes, place, f"f{number}{kind[0]}{at}-"))
+    if not drawn.boxes:
+        made["panel"].append(_drawing(list(root.iterfind(f"{_SVG}g")), shapes, view_box, f"f{number}-"))
+    svgs = made["panel"]
+    for at, svg in enumerate(svgs, 1):
+        name = drawn.caption if len(svgs) == 1 else f"{at} of {len(svgs)}: {drawn.caption}"
+        svg.attrib |= {"class": "figure", "role": "img", "aria-label": name}
+    for key, box in zip(made["key"], drawn.keys, strict=True):
+        style = f"width:calc({box[2] * _REM_PER_POINT:.4g}*var(--key))"
+        key.attrib |= {"class": "key", "role": "img", "aria-label": "".join(key.itertext()).strip(), "style": style}
+    _name_styles(svgs + made["key"], f"f{number}s")
+    width_rem = (drawn.boxes[0][2] if drawn.boxes else float(view_box.split()[2])) * _REM_PER_POINT
     csv = data_uri((folder / f"{drawn.name}.csv").read_bytes(), "text/csv")
-    return PageFigure(drawn.name, drawn.caption, ElementTree.tostring(svg, encoding="unicode"), csv, parts)
+    texts = ([ElementTree.tostring(one, encoding="unicode") for one in each] for each in made.values())
+    return PageFigure(drawn.name, drawn.caption, *texts, width_rem, view_box, csv)
+
+
+def _drawing(
+    groups: Sequence[ElementTree.Element], shapes: Mapping[str, ElementTree.Element], view_box: str, prefix: str
+) -> ElementTree.Element:
+    """Return groups of a figure as a drawing that needs nothing else in the page: copies of the shapes are in it."""
+    svg = ElementTree.Element(f"{_SVG}svg", {"viewBox": view_box})
+    own = {element.attrib.get("id") for group in groups for element in group.iter()}
+    used = {name for group in groups for element in group.iter() for name in _references(element)}
+    defs = ElementTree.SubElement(svg, f"{_SVG}defs")
+    defs.extend(copy.deepcopy(shapes[name]) for name in sorted(used - own) if name in shapes)
+    svg.extend(groups)
+    for element in svg.iter():
+        _adapt(element, prefix)
+    return svg
+
+
+def _name_styles(drawings: Sequence[ElementTree.Element], prefix: str) -> None:
+    """Replace styles by classes, as each of them is that of hundreds of elements; the first drawing defines them."""
+    names: dict[str, str] = {}
+    for element in (one for drawing in drawings for child in drawing for one in child.iter()):
+        if style := element.attrib.pop("style", ""):
+            element.attrib["class"] = names.setdefault(style, f"{prefix}{len(names)}")
+    rules = ElementTree.Element(f"{_SVG}style")
+    rules.text = "".join(f".{name}{{{style}}}" for style, name in names.items())
+    drawings[0].insert(0, rules)
+
+
+def _share_style(group: ElementTree.Element) -> None:
+    """Give a group the style that all its marks have; each of them keeps none of its own."""
+    styles = {mark.attrib.get("style") for mark in group if mark.tag == f"{_SVG}use"}
+    if len(styles) == 1 and (style := styles.pop()) is not None and "style" not in group.attrib:
+        group.attrib["style"] = style
+        for mark in group.iterfind(f"{_SVG}use"):
+            del mark.attrib["style"]
+
+
+def _references(element: ElementTree.Element) -> list[str]:
+    """Return the ids that an element refers to."""
+    found = [match for value in element.attrib.values() for match in _REFERENCE.findall(value)]
+    return [*found, element.attrib[_LINK][1:]] if _LINK in element.attrib else found
 
 
 def _adapt(element: ElementTree.Element, prefix: str) -> None:
@@ -105,8 +167,9 @@ def _adapt(element: ElementTree.Element, prefix: str) -> None:
         elif name == _LINK:
             attributes[name] = value.replace("#", f"#{prefix}", 1)
         elif name == "style":
-            declarations = (one.replace("url(#", f"url(#{prefix}") for one in value.split("; "))
-            attributes[name] = "; ".join(map(_with_variable, declarations))
+            attributes[name] = "; ".join(map(_with_variable, value.split("; ")))
+        elif name in ("d", "x", "y", "transform"):
+            attributes[name] = _DECIMALS.sub(lambda found: f"{float(found[0]):.2f}", value)
         else:
             attributes[name] = value.replace("url(#", f"url(#{prefix}")
 
@@ -130,7 +193,7 @@ def _add_titles(root: ElementTree.Element, marks: Mapping[str, Sequence[str]]) -
             ElementTree.SubElement(use, f"{_SVG}title").text = text
 
 
-_MAX_EMBEDDED_BYTES = 4_000_000
+_MAX_EMBEDDED_BYTES = 500_000  # of a file; more would keep a browser from showing the page for seconds
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -165,7 +228,14 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def render(template: str, data: Mapping[str, Any], drawn: Sequence[Drawn], folder: Path, table: str) -> str:
+def render(
+    template: str,
+    data: Mapping[str, Any],
+    drawn: Sequence[Drawn],
+    folder: Path,
+    table: str,
+    is_alone: bool = False,
+) -> str:
     """Render the page with everything embedded.
 
     Args:
@@ -173,13 +243,15 @@ def render(template: str, data: Mapping[str, Any], drawn: Sequence[Drawn], folde
         data: its content.
         drawn: its figures, whose files are in ``figures/``.
         folder: folder of report.json and of the table.
-        table: name of the table to download; a large one stays beside the page.
+        table: name of the table to download.
+        is_alone: no file lies beside the page; otherwise large ones do, and are not in it.
     """
     images = {one.name: _page_figure(number, one, folder / "figures") for number, one in enumerate(drawn)}
-    is_small = (folder / table).stat().st_size <= _MAX_EMBEDDED_BYTES
     downloads = {
-        "table": data_uri((folder / table).read_bytes(), "text/csv") if is_small else table,
-        "data": data_uri((folder / "report.json").read_bytes(), "application/json"),
+        key: data_uri((folder / name).read_bytes(), kind)
+        if (folder / name).stat().st_size <= _MAX_EMBEDDED_BYTES or is_alone
+        else name
+        for key, name, kind in (("table", table, "text/csv"), ("data", "report.json", "application/json"))
     }
     return _environment().get_template(template).render(data=data, images=images, downloads=downloads)
 

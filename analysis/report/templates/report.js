@@ -10,11 +10,16 @@
 
   const boxOf = (svg) => svg.getAttribute("viewBox").split(/[ ,]+/).map(Number);
 
-  // make one drawing interactive: a whole figure, or one of its panels on a narrow page
-  const makeInteractive = (svg, marks) => {
+  // make one drawing interactive: a panel, or a whole figure
+  const makeInteractive = (svg) => {
     const home = boxOf(svg);
+    let found = null;
+    const marks = () => found ??= [...svg.querySelectorAll("use > title")].map((title) => {
+      const use = title.parentNode, text = title.textContent;
+      title.remove();                         // otherwise the browser shows it, too
+      return { x: Number(use.getAttribute("x")), y: Number(use.getAttribute("y")), text };
+    });
     const fingers = new Map();
-    const own = marks.filter(({ x, y }) => x >= home[0] && x <= home[0] + home[2] && y >= home[1] && y <= home[1] + home[3]);
     let box = [...home], pinch = 0, chosen = -1;
 
     const show = () => {
@@ -45,7 +50,7 @@
     };
     const showTip = (event, reach) => {
       let best = null, least = reach;
-      for (const mark of own) {
+      for (const mark of marks()) {
         const { x, y } = place(mark), away = Math.hypot(x - event.clientX, y - event.clientY);
         if (away < least) { least = away; best = mark; }
       }
@@ -53,6 +58,7 @@
       else say(best, event.clientX, event.clientY);
     };
     const step = (by) => {
+      const own = marks();
       if (own.length === 0) return;
       chosen = chosen < 0 && by < 0 ? own.length - 1 : (chosen + by + own.length) % own.length;
       const { x, y } = place(own[chosen]);
@@ -61,6 +67,7 @@
     const isWhole = () => box[2] >= home[2];
 
     svg.tabIndex = 0;
+    svg.addEventListener("pointerenter", marks);
     svg.setAttribute("aria-keyshortcuts", "ArrowLeft ArrowRight ArrowUp ArrowDown + - 0 Escape");
     svg.addEventListener("blur", () => { tip.hidden = true; });
     svg.addEventListener("wheel", (event) => {
@@ -117,13 +124,7 @@
 
   const wholes = [];
   for (const figure of document.querySelectorAll("figure")) {
-    const svg = figure.querySelector("svg.figure"), home = boxOf(svg);
-    const marks = [...svg.querySelectorAll("use > title")].map((title) => {
-      const use = title.parentNode, text = title.textContent;
-      title.remove();                         // otherwise the browser shows it, too
-      return { x: Number(use.getAttribute("x")), y: Number(use.getAttribute("y")), text };
-    });
-    const drawings = [...figure.querySelectorAll("svg.figure")].map((one) => makeInteractive(one, marks));
+    const drawings = [...figure.querySelectorAll("svg.figure")].map(makeInteractive);
     const tools = figure.querySelector(".tools");
     wholes.push(...drawings.map((one) => one.whole));
     const buttons = [["+", "zoom in"], ["−", "zoom out"], ["⟲", "show all"]].map(([sign, description]) => {
@@ -139,13 +140,15 @@
     buttons[2].onclick = () => drawings.forEach((one) => one.whole());
     tools.prepend(...buttons);
 
-    // PNG and SVG files are made from the drawing in the page, in the colours of the light mode
+    // PNG and SVG files are made from the drawings in the page, in the colours of the light mode
+    const home = figure.dataset.box.split(" ").map(Number);
     const drawing = () => {
-      const copy = svg.cloneNode(true);
+      const copy = document.createElementNS("http://www.w3.org/2000/svg", "svg");
       copy.setAttribute("viewBox", home.join(" "));
       copy.setAttribute("width", `${home[2]}pt`);
       copy.setAttribute("height", `${home[3]}pt`);
-      copy.setAttribute("style", "stroke-linejoin:round;stroke-linecap:butt");
+      copy.setAttribute("style", "stroke-linejoin:round;stroke-linecap:butt;background:#fff");
+      for (const svg of figure.querySelectorAll("svg.figure, svg.key")) copy.append(...svg.cloneNode(true).childNodes);
       return new XMLSerializer().serializeToString(copy).replace(/var\(--[a-z]+, (#[0-9a-f]{6})\)/g, "$1");
     };
     const save = (blob, name) => {
@@ -156,6 +159,7 @@
       setTimeout(() => URL.revokeObjectURL(link.href), 10000);
     };
     const [png, vector] = [tools.querySelector(".png"), tools.querySelector(".svg")];
+    if (png === null) continue;               // a page that stands alone has no such files
     vector.addEventListener("click", (event) => {
       event.preventDefault();
       save(new Blob([drawing()], { type: "image/svg+xml" }), vector.download);
@@ -166,7 +170,10 @@
       sheet.width = home[2] * 3;
       sheet.height = home[3] * 3;
       image.onload = () => {
-        sheet.getContext("2d").drawImage(image, 0, 0, sheet.width, sheet.height);
+        const pen = sheet.getContext("2d");
+        pen.fillStyle = "#fff";
+        pen.fillRect(0, 0, sheet.width, sheet.height);
+        pen.drawImage(image, 0, 0, sheet.width, sheet.height);
         sheet.toBlob((blob) => save(blob, png.download), "image/png");
       };
       image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(drawing())}`;

@@ -62,7 +62,7 @@ def _analyze(options: argparse.Namespace) -> int:
         data |= {"ranks_table": _rows(tables["ranks"]), "flows_table": _rows(tables["flows"]), "tables": str(folder)}
         print(json.dumps(data, allow_nan=False))
         return 0
-    averaged = averages_of(job.run)
+    averaged = averages_of(job.logs.run)
     if averaged:
         print(f"{one_line(averaged)}.\n")
     print("\n".join(describe(data)))

@@ -63,7 +63,7 @@ def simulated_s(workload: Path, ranks: int, slower: float, folder: Path) -> floa
     if not scaled.exists():
         run("workload", "scale", workload, "--workers", ranks, "-o", scaled)
     rate = f"{round(RATE_BPS / slower * PAYLOAD_SHARE)}bit"
-    found = json.loads(run("workload", "simulate", scaled, "--rate", rate, "--json"))
+    found = json.loads(run("workload", "simulate", scaled, "--capacity", rate, "--json"))
     return float(found["points"][0]["iteration_s"])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import itertools
 import os
 import sys
 import warnings
@@ -92,8 +93,11 @@ GROUPS = {
     },
 }
 VERBS = {name: entry for verbs in GROUPS.values() for name, entry in verbs.items()}
-# names of earlier versions, and what the verbs are called now
+# names of earlier versions, and what the verbs and the options are called now
 _RENAMED = {"lab": "testbed"}
+_RENAMED_OPTIONS = {
+    "--bandwidth": "--capacity", "--lab": "--testbed", "--line-rate": "--capacity", "--rate": "--capacity",
+}  # fmt: skip
 # verb -> sub-verb -> (module with register(subparsers, name, summary), one line for --help), loaded as late
 SUB_VERBS = {
     "workload": {
@@ -176,12 +180,12 @@ EXAMPLES = {
     "workload scale": ("ringtap workload scale vgg --workers 64 --compute 0.5x -o vgg64",),
     "workload lower": ("ringtap workload lower --collective ring --workers 8 --bytes 1MB --json",),
     "workload simulate": (
-        "ringtap workload simulate vgg16 --rate 25gbit --loads 0:0.8:0.2",
-        "ringtap workload simulate vgg --cross load40 --cross load80",
+        "ringtap workload simulate vgg16 --capacity 25gbit --loads 0:0.8:0.2",
+        "ringtap workload simulate vgg --capacity 25gbit --cross load40 --cross load80",
     ),
     "workload export": ("ringtap workload export vgg --to goal -o vgg.goal",),
-    "workload import": ("ringtap workload import astra-sim.log --workload vgg",),
-    "whatif": ("ringtap whatif resnet50 --bandwidth 25gbit --latency 10us --loads 0:0.9:0.1",),
+    "workload import": ("ringtap workload import astra-sim.log --workload vgg --capacity 25gbit",),
+    "whatif": ("ringtap whatif resnet50 --capacity 25gbit --latency 10us --loads 0:0.9:0.1",),
     "schedule": ("ringtap schedule vgg resnet --capacity 40gbit --figure circles.svg",),
     "traffic plan": (
         "ringtap traffic plan --kind consistent --load 10gbit --duration 2s --to 10.0.0.1:5001 --seed 1 -o web.plan",
@@ -191,7 +195,7 @@ EXAMPLES = {
     "traffic verify": ("ringtap traffic verify web.plan --sent sent.rec -o verified",),
     "traffic calibrate": ("ringtap traffic calibrate",),
     "traffic bundle": ("ringtap traffic bundle -o ringtap-traffic.pyz",),
-    "testbed up": ("ringtap testbed up --rate 250mbit",),
+    "testbed up": ("ringtap testbed up --capacity 250mbit",),
     "testbed exec": ("ringtap testbed exec S0 -- ip -brief addr",),
     "testbed status": ("ringtap testbed status",),
     "testbed down": ("ringtap testbed down --all",),
@@ -242,6 +246,15 @@ class Parser(argparse.ArgumentParser):
             hint = did_you_mean(name.lstrip("-"), bare).rstrip().replace("'", "'--", 1)
             parser.error(f"there is no option {name}" + f": {hint}" * bool(hint))
         return options
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the arguments; an option of an earlier version is refused with its name of today."""
+        known = self._option_string_actions
+        for argument in itertools.takewhile(lambda argument: argument != "--", args or ()):
+            name = argument.partition("=")[0]
+            if name not in known and _RENAMED_OPTIONS.get(name) in known:
+                self.error(f"there is no option {name}: it is {_RENAMED_OPTIONS[name]} now")
+        return super().parse_known_args(args, namespace)
 
     def _parser_of(self, options: argparse.Namespace) -> Parser:
         """Return the parser of the verb, or of its sub-verb, that was called."""

@@ -90,13 +90,13 @@ class FlowStatistics:
     """Flow statistics: counts flows as they are launched and as they end, and logs each flow at its end.
 
     Args:
-        line_rate_bps: rate of an empty link, for slowdowns; 0: unknown.
+        capacity_bps: capacity of the link, for slowdowns; 0: unknown.
 
     Attributes:
         first_failure: reason of the first failed flow, empty if none failed.
     """
 
-    def __init__(self, line_rate_bps: float = 0.0) -> None:
+    def __init__(self, capacity_bps: float = 0.0) -> None:
         self.first_failure = ""
         self.connections = 0
         self.launched_bytes = 0
@@ -106,7 +106,7 @@ class FlowStatistics:
         self.acked_bytes = self.retransmits = self.missed = self.last_finish_ns = 0
         self.offered: Counter[int] = Counter()
         self.sent: Counter[int] = Counter()
-        self._line_rate_bps = line_rate_bps
+        self._capacity_bps = capacity_bps
         self._log = FlowLog(None, (), {})
         self._origin_ns = self._shift_ns = 0
 
@@ -204,8 +204,8 @@ class FlowStatistics:
         self.completion.add(completion_ns)
         size_class = next(at for at, most in enumerate(SIZE_CLASSES_BYTES) if most is None or size_bytes < most)
         self.by_size[size_class][0].add(completion_ns)
-        if self._line_rate_bps and min_rtt_us:
-            times = slowdown(completion_ns, size_bytes, min_rtt_us, self._line_rate_bps)
+        if self._capacity_bps and min_rtt_us:
+            times = slowdown(completion_ns, size_bytes, min_rtt_us, self._capacity_bps)
             self.by_size[size_class][1].add(round(_THOUSANDTHS * times))
 
     def _size_classes(self) -> list[dict[str, Any]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable
+from argparse import Action, ArgumentParser, Namespace, _ActionsContainer
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _MAX_LOAD = 0.99
 _MAX_SPINES = 1024
 MAX_RANKS_PER_HOST = 1024
+NO_NETWORK = "Not simulated: for links and the critical path, give the network with --capacity"
 
 
 def write_output(path: Path, lines: Iterable[str]) -> None:
@@ -55,7 +56,7 @@ def read_loads(text: str) -> list[float]:
     return loads
 
 
-def add_algorithms(parser: ArgumentParser) -> None:
+def add_algorithms(parser: _ActionsContainer) -> None:
     """Add the options that choose the algorithms of collectives."""
     parser.add_argument("--collective", default="ring", metavar="NAME", help=f"all-reduce: {', '.join(ALL_REDUCE)}")
     parser.add_argument("--group", default="1", metavar="G", help="workers per node, for hierarchical (1)")
@@ -89,9 +90,9 @@ def algorithms(options: Namespace) -> Algorithms:
     return Algorithms(options.collective, *counts(options))
 
 
-def add_ranks_per_host(parser: ArgumentParser) -> None:
+def add_ranks_per_host(parser: _ActionsContainer) -> Action:
     """Add the option for ranks that share a host."""
-    parser.add_argument(
+    return parser.add_argument(
         "--gpus-per-node", metavar="G", help="ranks at each host, with no link between them (the workload's, or 1)"
     )
 
@@ -129,9 +130,20 @@ class Network(NamedTuple):
 
 def add_network(parser: ArgumentParser) -> None:
     """Add the options that choose algorithms, and describe the network and the ranks that share a host."""
-    add_algorithms(parser)
-    add_topology(parser)
-    add_ranks_per_host(parser)
+    group = parser.add_argument_group("network", "how ranks exchange data, and over which links")
+    add_algorithms(group)
+    actions = [*_add_topology(group), add_ranks_per_host(group)]
+    parser.set_defaults(network={action.dest: action.default for action in actions})
+
+
+def network_if_given(options: Namespace, workload: Workload) -> Network | None:
+    """Return the network for a workload; None if the command line says nothing of one.
+
+    Raises:
+        UsageError: an option is wrong, or the capacity is missing.
+    """
+    given = any(getattr(options, name) != default for name, default in options.network.items())
+    return network(options, workload) if given else None
 
 
 def network(options: Namespace, workload: Workload, chosen: Algorithms | None = None, least_hosts: int = 0) -> Network:
@@ -157,34 +169,44 @@ def hosts_of(workload: Workload, chosen: Algorithms, per_host: int) -> int:
     return -(-(workload.ranks + chosen.others) // per_host)
 
 
-def add_topology(parser: ArgumentParser) -> None:
+def _add_topology(parser: _ActionsContainer) -> Iterator[Action]:
     """Add the options that describe the network."""
-    parser.add_argument("--topology", default="star", metavar="KIND", help=f"{', '.join(TOPOLOGIES)} (star)")
-    parser.add_argument("--rate", default="25gbit", metavar="RATE", help="rate of the hosts' links (25gbit)")
-    parser.add_argument("--latency", default="0s", metavar="TIME", help="time of a message beside its bytes (0s)")
-    per_leaf = str(LinkOptions.per_leaf)
-    parser.add_argument(
-        "--per-leaf", default=per_leaf, metavar="H", help=f"hosts per leaf switch, for leaf-spine ({per_leaf})"
-    )
-    parser.add_argument(
-        "--oversubscription", default=1.0, type=float, metavar="X", help="of the leaves, for leaf-spine (1)"
-    )
-    parser.add_argument("--spines", default="1", metavar="S", help="spine switches, for leaf-spine (1)")
-    parser.add_argument("--sides", metavar="AxBx...", help="lengths of the sides, for torus")
+    add, per_leaf = parser.add_argument, str(LinkOptions.per_leaf)
+    yield add("--capacity", metavar="RATE", help="rate of each host's links, such as 25gbit")
+    yield add("--topology", default="star", metavar="KIND", help=f"{', '.join(TOPOLOGIES)} (star)")
+    yield add("--latency", default="0s", metavar="TIME", help="time of a message beside its bytes (0s)")
+    yield add("--per-leaf", default=per_leaf, metavar="H", help=f"hosts per leaf switch, for leaf-spine ({per_leaf})")
+    yield add("--oversubscription", default=1.0, type=float, metavar="X", help="of the leaves, for leaf-spine (1)")
+    yield add("--spines", default="1", metavar="S", help="spine switches, for leaf-spine (1)")
+    yield add("--sides", metavar="AxBx...", help="lengths of the sides, for torus")
+
+
+def capacity_bps(text: str | None) -> int:
+    """Return the capacity of a link in bit/s.
+
+    Raises:
+        UsageError: it is missing, or is not a positive rate.
+    """
+    if text is None:
+        raise UsageError(
+            "--capacity is missing: give the rate of each host's links, such as 25gbit; ethtool NIC shows it"
+        )
+    found = parse_rate_bps(text)
+    if found <= 0:
+        raise UsageError(f"--capacity {text} is not a positive rate")
+    return found
 
 
 def topology(options: Namespace, hosts: int) -> tuple[Topology, float]:
     """Return the topology for some hosts, and the latency in s.
 
     Raises:
-        UsageError: it is unknown, or one of its numbers is wrong.
+        UsageError: it is unknown, its capacity is missing, or one of its numbers is wrong.
     """
     if options.topology not in TOPOLOGIES:
         hint = did_you_mean(options.topology, TOPOLOGIES)
         raise UsageError(f"--topology {options.topology!r} is unknown: {hint}choose {', '.join(TOPOLOGIES)}")
-    rate_bps, latency_s = parse_rate_bps(options.rate), parse_duration_s(options.latency)
-    if rate_bps <= 0:
-        raise UsageError(f"--rate {options.rate} is not a positive rate")
+    rate_bps, latency_s = capacity_bps(options.capacity), parse_duration_s(options.latency)
     if options.topology == "leaf-spine":
         per_leaf, spines = whole_number(options.per_leaf, "--per-leaf"), whole_number(options.spines, "--spines")
         if per_leaf < 1 or not 1 <= spines <= _MAX_SPINES or not 0 < options.oversubscription < 1e6:

@@ -118,7 +118,7 @@ def check_load(plan: CrossPlan, topology: Topology, through: Sequence[Integers])
         if offered_bps >= topology.rate_bps[link]:
             raise UsageError(
                 f"{plan.path} offers {format_rate(offered_bps)} to link {topology.links[link]}, which carries "
-                f"{format_rate(topology.rate_bps[link])}: write a plan of a lower load, or give a higher --rate"
+                f"{format_rate(topology.rate_bps[link])}: write a plan of a lower load, or give a higher --capacity"
             )
 
 

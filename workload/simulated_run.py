@@ -80,7 +80,9 @@ def write_run(
     plan |= {"topology": {"workers": [f"rank{rank}" for rank in range(workload.ranks)]}}
     plan |= {"loads": sorted({point.requested_bps / rate_bps for point in points})}
     bottleneck = {"cross": SIMULATED, "total": SIMULATED}
-    run = RunDirectory.create(path, "sweep", sys.argv, 0, plan=plan, bottleneck=bottleneck, simulated=about)
+    run = RunDirectory.create(
+        path, "sweep", sys.argv, 0, plan=plan, bottleneck=bottleneck, simulated=about | {"rate_bps": rate_bps}
+    )
     run.info["not_collected"] = [{"what": what, "why": why} for what, why in _NOT_COLLECTED.items()]
     with file_errors(path, "cannot be written"):
         lines = JsonLinesWriter(path / POINTS_JSONL)

@@ -128,7 +128,7 @@ class CrossTraffic:
         write_plan(self._flow_plan(load_bps, name, duration_s, destination), path)
         self._hosts.put(self._from, path)
         log = self._hosts.path(self._from, self._sent / f"{name}.rec")
-        record = ["--log", log, "--json", "--line-rate", f"{self._plan.capacity_bps}bit"]
+        record = ["--log", log, "--json", "--capacity", f"{self._plan.capacity_bps}bit"]
         record += ["--pacing", f"{most_bps}bit"] if most_bps else []
         plan = self._hosts.path(self._from, path)
         source = self._network.cross[self._from]

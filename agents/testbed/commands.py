@@ -38,7 +38,9 @@ def _register_up(verbs: Any) -> None:
     up = verbs.add_parser("up", help="build a testbed and measure the rates of its links")
     up.add_argument("--name", default="lab", help="name of the testbed (default: lab)")
     up.add_argument("--hosts", default="S0,S1,S2,S3", help="a number, or names with commas (default: S0,S1,S2,S3)")
-    up.add_argument("--rate", default="250mbit", help="limit of every link in each direction (default: 250mbit)")
+    up.add_argument(
+        "--capacity", default="250mbit", metavar="RATE", help="of every link in each direction (default: 250mbit)"
+    )
     up.add_argument("--queue", default="400kB", help="queue before each limit (default: 400kB)")
     up.add_argument("--mtu", type=int, default=LinkOptions.mtu, help="bytes of an IP packet (default: %(default)s)")
     up.add_argument(

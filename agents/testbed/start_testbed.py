@@ -202,7 +202,7 @@ def own_name(prefix: str) -> str:
 
 def testbed(
     hosts: int | str | Sequence[str] = 4,
-    rate: float | str = "250mbit",
+    capacity: float | str = "250mbit",
     *,
     name: str = "",
     queue: float | str = LinkOptions.queue_bytes,
@@ -223,7 +223,7 @@ def testbed(
 
     Args:
         hosts: number of hosts, or their names in a list or with commas.
-        rate: limit of every link in each direction, in bit/s or as text.
+        capacity: limit of every link in each direction, in bit/s or as text.
         name: name of the testbed (default: one that no other testbed has).
         queue: queue before each limit, in bytes or as text.
         burst: bucket size of each limit, in bytes or as text.
@@ -250,7 +250,7 @@ def testbed(
     spec = TestbedSpec(
         name or own_name("tb"),
         tuple(map(str, hosts)),
-        number_or_text(rate, parse_rate_bps, "rate"),
+        number_or_text(capacity, parse_rate_bps, "capacity"),
         queue_bytes=number_or_text(queue, parse_size_bytes, "queue"),
         burst_bytes=number_or_text(burst, parse_size_bytes, "burst"),
         mtu=whole_number(mtu, "mtu"),

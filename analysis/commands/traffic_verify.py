@@ -31,7 +31,7 @@ def register(verbs: Any, name: str, summary: str) -> None:
     parser.add_argument("--interface", metavar="NAME", help="the interface, for --nic")
     parser.add_argument("--baseline", type=Path, metavar="SENT.rec", help="the same flows sent without congestion")
     parser.add_argument("--compare", type=Path, metavar="FILE", help="a second capture or log, for the histogram")
-    parser.add_argument("--line-rate", metavar="RATE", help="rate of the empty link, for slowdowns, e.g. 10gbit")
+    parser.add_argument("--capacity", metavar="RATE", help="capacity of the link, for slowdowns, e.g. 10gbit")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write figures and tables there")
     add_force(parser)
     add_json(parser)
@@ -42,14 +42,14 @@ def register(verbs: Any, name: str, summary: str) -> None:
 def _verify(options: argparse.Namespace) -> int:
     if (options.nic is None) != (options.interface is None):
         raise UsageError("--nic and --interface go together: name the counters' log and the interface in it")
-    line_rate_bps = None if options.line_rate is None else parse_rate_bps(options.line_rate)
-    if line_rate_bps is not None and line_rate_bps <= 0:
-        raise UsageError("--line-rate must be above 0")
+    capacity_bps = None if options.capacity is None else parse_rate_bps(options.capacity)
+    if capacity_bps is not None and capacity_bps <= 0:
+        raise UsageError("--capacity must be above 0")
     from ringtap.analysis.traffic.verify import verify, write
 
     nic = None if options.nic is None else (options.nic, options.interface)
     files = (options.plan, options.sent, options.capture, nic, options.baseline, options.compare)
-    found = verify(*files, line_rate_bps)
+    found = verify(*files, capacity_bps)
     paths = write(found, options.output, options.force) if options.output is not None else []
     if options.json:
         print(json.dumps(found.data, allow_nan=False))

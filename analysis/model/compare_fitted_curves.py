@@ -82,10 +82,10 @@ def compare_fits(first: FitResult, second: FitResult) -> FitComparison:
     Raises:
         UsageError: the fits have different capacities, no loads in common, or no standard errors.
     """
-    if first.C_gbps != second.C_gbps:
+    if first.capacity_gbps != second.capacity_gbps:
         raise UsageError(
-            f"curves for capacities of {first.C_gbps:g} and {second.C_gbps:g} Gbit/s have no common loads: compare "
-            "slowdowns at shares of the capacity instead"
+            f"curves for capacities of {first.capacity_gbps:g} and {second.capacity_gbps:g} Gbit/s have no loads in "
+            "common: compare slowdowns at shares of the capacity instead"
         )
     ends = [(float(fit.bandwidth_gbps[0]), float(fit.bandwidth_gbps[-1])) for fit in (first, second)]
     low, high = max(one[0] for one in ends), min(one[1] for one in ends)
@@ -127,7 +127,7 @@ def compare_fits(first: FitResult, second: FitResult) -> FitComparison:
 
 def _dimensions(first: FitResult, second: FitResult, load: Array) -> int:
     """Return the rank of the gradients of both curves: 2 for two fits of one exponent, up to 6 for two free ones."""
-    gradients = [jacobian(load, fit.C_gbps, fit.terms.b, fit.n, fit.free) for fit in (first, second)]
+    gradients = [jacobian(load, fit.capacity_gbps, fit.terms.b, fit.n, fit.free) for fit in (first, second)]
     columns = np.column_stack(gradients)
     return int(np.linalg.matrix_rank(columns / np.linalg.norm(columns, axis=0), tol=1e-6 * len(load)))
 

@@ -252,7 +252,7 @@ def _outlier_warnings(fit: FitResult, every: _Points, kept: _Points) -> list[str
     left_out = set(zip(every.load, every.time, strict=True)) - set(zip(kept.load, kept.time, strict=True))
     for at, seconds in sorted(left_out):
         # the curve itself can leave the range of floating point
-        ratio = math.log(seconds) - fit.terms.log_t0 - fit.terms.b * float(reduced_load(at, fit.C_gbps, fit.n))
+        ratio = math.log(seconds) - fit.terms.log_t0 - fit.terms.b * float(reduced_load(at, fit.capacity_gbps, fit.n))
         off = f"{math.expm1(ratio):+.0%} off" if ratio < math.log(10) else "more than 10 times above"
         warnings.append(f"the point at {at:.4g} Gbit/s lies {off} the curve and is left out")
     columns = jacobian(kept.load, kept.capacity, fit.terms.b, fit.n, fit.free)

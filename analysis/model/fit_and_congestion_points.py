@@ -42,7 +42,7 @@ class PointsFit:
         shape = f"n = {fit.n:.3g} (fitted)" if fit.free else fit.name
         quality = "" if fit.r2 is None else f" (R² {fit.r2:.3f})"
         times = f"the times at loads {fit.range}" if fit.range else "the times"
-        return f"With a capacity of {fit.C_gbps:g} Gbit/s, {times} fit {shape}{quality}; {self.curve.clause}."
+        return f"With a capacity of {fit.capacity_gbps:g} Gbit/s, {times} fit {shape}{quality}; {self.curve.clause}."
 
     def lines(self) -> list[str]:
         """Return the text for a terminal, line by line."""

@@ -57,7 +57,7 @@ class FitResult:
         A: factor, in seconds.
         B: numerator of the exponent, in (Gbit/s)^n.
         n: exponent; n = 1/2, 1 and 2 are equations 3.5, 3.3 and 3.6.
-        C_gbps: capacity of the bottleneck, given and not fitted.
+        capacity_gbps: capacity of the bottleneck, given and not fitted.
         free: True if n was fitted, too.
         space: ``log`` if ln t was fitted, ``linear`` if t was.
         r2: coefficient of determination of t; None if all times are equal or a prediction overflows.
@@ -82,7 +82,7 @@ class FitResult:
     A: float
     B: float
     n: float
-    C_gbps: float
+    capacity_gbps: float
     free: bool
     space: Literal["log", "linear"]
     r2: float | None
@@ -114,7 +114,7 @@ class FitResult:
         return "" if self.max_load_gbps is None else f"up to {self.max_load_gbps:g} Gbit/s"
 
     def __repr__(self) -> str:
-        curve = f"t = {self.A:.4g}·exp({self.B:.4g}/({self.C_gbps:g}−BW)^{self.n:.3g})"
+        curve = f"t = {self.A:.4g}·exp({self.B:.4g}/({self.capacity_gbps:g}−BW)^{self.n:.3g})"
         return f"<FitResult {curve}: {counted(len(self.iteration_s), 'point')}, R² {self.r2:.4f}>"
 
     def _repr_html_(self) -> str:
@@ -128,15 +128,17 @@ class FitResult:
         """
         load = self._checked(bandwidth_gbps)
         with np.errstate(over="ignore"):
-            result: Array = self.A * np.exp(self.B / (self.C_gbps - load) ** self.n)
+            result: Array = self.A * np.exp(self.B / (self.capacity_gbps - load) ** self.n)
         return result
 
     def _checked(self, bandwidth_gbps: Values) -> Array:
         load = as_gbps(bandwidth_gbps)
         if not load.size:
             raise UsageError("there is no load to predict at: name at least one")
-        if not np.all((load >= 0) & (load < self.C_gbps)):
-            raise UsageError(f"a load to predict at must be from 0 to below the capacity of {self.C_gbps:g} Gbit/s")
+        if not np.all((load >= 0) & (load < self.capacity_gbps)):
+            raise UsageError(
+                f"a load to predict at must be from 0 to below the capacity of {self.capacity_gbps:g} Gbit/s"
+            )
         return load
 
     @documented(
@@ -202,7 +204,7 @@ class FitResult:
         """Return the fit as text for a terminal, of several lines."""
         target = ", ".join(["ln t", *["weighted"] * self.weighted, *["outliers left out"] * self.robust])
         points = " ".join([f"{len(self.iteration_s)} points", *filter(None, [self.range])])
-        lines = [f"t = A*exp(B/(C-BW)^n), C = {self.C_gbps:g} Gbit/s, {points}, fitted to {target}"]
+        lines = [f"t = A*exp(B/(C-BW)^n), C = {self.capacity_gbps:g} Gbit/s, {points}, fitted to {target}"]
         for fit in self.candidates or (self,):
             mark = "*" if fit.name == self.name and self.candidates else " "
             lines.append(f"{mark} {fit.name:8s} {_numbers(fit)}")
@@ -227,8 +229,14 @@ class FitResult:
 
     def _own_json(self) -> dict[str, Any]:
         """Return the numbers without the points, which a fit shares with its linear fit and its candidates."""
-        item: dict[str, Any] = {"A": self.A, "B": self.B, "n": self.n, "C_gbps": self.C_gbps, "model": self.name}
-        item |= {"space": self.space, "points": len(self.iteration_s), "r2": self.r2, "r2_log": self.r2_log}
+        item: dict[str, Any] = {"A": self.A, "B": self.B, "n": self.n, "capacity_gbps": self.capacity_gbps}
+        item |= {
+            "model": self.name,
+            "space": self.space,
+            "points": len(self.iteration_s),
+            "r2": self.r2,
+            "r2_log": self.r2_log,
+        }
         item |= {"deviance": self.deviance, "aicc": self.aicc, "stderr": self.stderr, "warnings": list(self.warnings)}
         item["load_gbps"] = [float(self.bandwidth_gbps[0]), float(self.bandwidth_gbps[-1])]
         item |= {"weighted": self.weighted, "between": self.between, "robust": self.robust, "terms": asdict(self.terms)}
@@ -249,7 +257,7 @@ class FitResult:
             source: the parsed JSON, or the path of a file.
 
         Raises:
-            UsageError: it cannot be read, is not the JSON of a fit, or is one without its points, as 0.1 wrote them.
+            UsageError: it cannot be read, is not the JSON of a fit, or is that of an earlier version.
         """
         if isinstance(source, Mapping):
             name, item = "the fit", source
@@ -262,8 +270,8 @@ class FitResult:
                 raise UsageError(f"{name} cannot be read: {error.strerror}") from error
             except ShapeError as error:
                 raise UsageError(f"{name} is not the JSON that ringtap fit writes: {error}") from error
-        if "C_gbps" in item and "iteration_s" not in item:
-            raise UsageError(f"{name} has no points, because ringtap 0.1 wrote it: fit the points again")
+        if "C_gbps" in item:
+            raise UsageError(f"{name} is of an earlier version of ringtap: fit the points again")
         try:
             return cls._from_json(item, *(np.array(item[one], dtype=np.float64) for one in _POINTS))
         except (KeyError, TypeError, ValueError) as error:
@@ -275,7 +283,7 @@ class FitResult:
         terms, known, linear = dict(item["terms"]), item.get("intervals"), item.get("linear")
         if terms["covariance"] is not None:
             terms["covariance"] = tuple(tuple(map(float, row)) for row in terms["covariance"])
-        same = ("A", "B", "n", "C_gbps", "space", "r2", "r2_log", "deviance", "aicc", "stderr")
+        same = ("A", "B", "n", "capacity_gbps", "space", "r2", "r2_log", "deviance", "aicc", "stderr")
         return cls(
             **{name: item[name] for name in (*same, "weighted", "between", "robust")},
             free=item["model"] == "n free",

@@ -109,8 +109,10 @@ class Predictor:
             UsageError: the JSON is not that of a fit.
         """
         item = fit.to_json() if isinstance(fit, FitResult) else fit
+        if isinstance(item, Mapping) and "C_gbps" in item:
+            raise UsageError("the fit is of an earlier version of ringtap: fit the points again")
         try:
-            capacity, measured = float(item["C_gbps"]), tuple(map(float, item["load_gbps"]))
+            capacity, measured = float(item["capacity_gbps"]), tuple(map(float, item["load_gbps"]))
             candidates = item.get("candidates") or [item]
             known = [one for one in candidates if one["aicc"] is not None and one["terms"]["covariance"] is not None]
             least = min((one["aicc"] for one in known), default=0.0)
@@ -275,7 +277,7 @@ def read_fit(path: Path, series: str | None = None) -> Predictor:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except ShapeError as error:
         raise UsageError(f"{path} is not the JSON that ringtap fit writes: {error}") from error
-    if "series" in item and "C_gbps" not in item:
+    if "series" in item and "capacity_gbps" not in item:
         item = _one_series(item["series"] or [], series, path)
     elif series is not None:
         raise UsageError(f"{path} holds one fit and no series: leave --series out")

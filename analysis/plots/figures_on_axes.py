@@ -191,7 +191,7 @@ def curve(fit: FitResult, axes: Axes, transform: Transform | None = None, **line
 
 def _grid(fit: FitResult) -> Array:
     heaviest = float(fit.bandwidth_gbps[-1])
-    grid: Array = np.linspace(0, min(heaviest * 1.02 + 0.05, 0.995 * fit.C_gbps), 120)
+    grid: Array = np.linspace(0, min(heaviest * 1.02 + 0.05, 0.995 * fit.capacity_gbps), 120)
     return grid
 
 
@@ -208,7 +208,7 @@ def fit(fit: FitResult, ax: Axes | None = None, kind: BandKind = "curve", **line
     with _on(ax) as axes:
         drawn = _points_and_curve(fit, axes, kind, None, line)
         axes.set_xlabel("cross traffic in Gbit/s")
-        axes.set_xlim(-0.02 * fit.C_gbps, fit.C_gbps)
+        axes.set_xlim(-0.02 * fit.capacity_gbps, fit.capacity_gbps)
         return drawn
 
 
@@ -222,10 +222,10 @@ def rescaled(fit: FitResult, ax: Axes | None = None, kind: BandKind = "curve", *
         **line: properties of the curve; the points and the band get its colour.
     """
     with _on(ax) as axes:
-        drawn = _points_and_curve(fit, axes, kind, lambda load: fit.C_gbps / (fit.C_gbps - load), line)
+        drawn = _points_and_curve(fit, axes, kind, lambda load: fit.capacity_gbps / (fit.capacity_gbps - load), line)
         axes.set_yscale("log")
         plain_ticks(axes.yaxis, *axes.get_ylim())
-        axes.set_xlabel(f"C / (C − BW), C = {fit.C_gbps:g} Gbit/s")
+        axes.set_xlabel(f"C / (C − BW), C = {fit.capacity_gbps:g} Gbit/s")
         return drawn
 
 

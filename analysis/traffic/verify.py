@@ -147,11 +147,11 @@ def lateness(sent: SenderLogs) -> dict[str, Any]:
     return {"launched": len(late), **named, "max_us": float(late.max()), "missed_slots": missed}
 
 
-def completion(sent: SenderLogs, line_rate_bps: float | None, baseline: SenderLogs | None) -> pd.DataFrame:
+def completion(sent: SenderLogs, capacity_bps: float | None, baseline: SenderLogs | None) -> pd.DataFrame:
     """Return completion times, slowdowns and congestion impact factors, for all finished flows and per size class."""
     times_s, sizes = sent.completion_ns / 1e9, sent.size_bytes[sent.completed]
     alone = None if baseline is None else (baseline.completion_ns / 1e9, baseline.size_bytes[baseline.completed])
-    slower, slower_sizes = _slowdowns(sent, line_rate_bps)
+    slower, slower_sizes = _slowdowns(sent, capacity_bps)
     ends = [0, *(most for most in SIZE_CLASSES_BYTES if most is not None)]
     classes: list[tuple[int, int | None]] = [(0, None), *zip(ends, SIZE_CLASSES_BYTES, strict=True)]
     rows = []
@@ -169,12 +169,12 @@ def completion(sent: SenderLogs, line_rate_bps: float | None, baseline: SenderLo
     return pd.DataFrame(rows).astype({"to_bytes": "Int64"})
 
 
-def _slowdowns(sent: SenderLogs, line_rate_bps: float | None) -> tuple[Numbers, Integers]:
+def _slowdowns(sent: SenderLogs, capacity_bps: float | None) -> tuple[Numbers, Integers]:
     """Return slowdowns and sizes of the completed flows whose connections' smallest round-trip times are known."""
     min_rtt_us = sent.min_rtt_us[sent.completed]
-    known = min_rtt_us > 0 if line_rate_bps else np.zeros(len(min_rtt_us), bool)
+    known = min_rtt_us > 0 if capacity_bps else np.zeros(len(min_rtt_us), bool)
     sizes = sent.size_bytes[sent.completed][known]
-    return slowdown(sent.completion_ns[known], sizes, min_rtt_us[known], line_rate_bps or 1.0), sizes
+    return slowdown(sent.completion_ns[known], sizes, min_rtt_us[known], capacity_bps or 1.0), sizes
 
 
 def _in_class(sizes: Integers, least: int, most: int | None) -> Flags:
@@ -267,7 +267,7 @@ def verify(
     nic: tuple[Path, str] | None = None,
     baseline_log: Path | None = None,
     compare: Path | None = None,
-    line_rate_bps: float | None = None,
+    capacity_bps: float | None = None,
 ) -> Verified:
     """Compare a flow plan with what was sent.
 
@@ -278,7 +278,7 @@ def verify(
         nic: interface counters of the sender's host, and the interface.
         baseline_log: log of the same flows without congestion.
         compare: second capture or log for the histogram.
-        line_rate_bps: rate of the empty link, for slowdowns.
+        capacity_bps: capacity of the link, for slowdowns.
 
     Raises:
         UsageError: a file cannot be read or has the wrong content.
@@ -305,7 +305,7 @@ def verify(
     data, deviations = tally(plan, sent)
     data["load"], bins = load(plan, sent, log, wire)
     data["lateness"] = lateness(sent)
-    classes = completion(sent, line_rate_bps, baseline)
+    classes = completion(sent, capacity_bps, baseline)
     data["completion"] = _rows(classes)
     tables = {"load": bins, "completion": classes}
     if windows is not None and wire is not None and wire.source == "capture":
@@ -317,7 +317,7 @@ def verify(
     head |= {
         "as_planned": not deviations,
         "deviations": deviations,
-        "notes": _notes(written, sent, baseline, wire, offset_us) + _slowdown_notes(sent, line_rate_bps),
+        "notes": _notes(written, sent, baseline, wire, offset_us) + _slowdown_notes(sent, capacity_bps),
     }
     compared = None if compare is None else _compared(compare, plan)
     return Verified(head | data, tables, deviations, plan, windows, wire or log, compared)
@@ -350,9 +350,9 @@ def _notes(
     return notes
 
 
-def _slowdown_notes(sent: SenderLogs, line_rate_bps: float | None) -> list[str]:
+def _slowdown_notes(sent: SenderLogs, capacity_bps: float | None) -> list[str]:
     unknown, done = int((sent.min_rtt_us[sent.completed] == 0).sum()), int(sent.completed.sum())
-    if not line_rate_bps or not unknown:
+    if not capacity_bps or not unknown:
         return []
     which = f"{unknown} of {counted(done, 'finished flow')}"
     return [f"the smallest round-trip time of {which} is not in the log, so that slowdowns are without them"]

@@ -151,13 +151,13 @@ def open_sent_log(path: Path) -> SentLog:
     return SentLog(file, origin_ns, about.get("sources") or [], destinations)
 
 
-def slowdown(completion_ns: Any, size_bytes: Any, min_rtt_us: Any, line_rate_bps: float) -> Any:
+def slowdown(completion_ns: Any, size_bytes: Any, min_rtt_us: Any, capacity_bps: float) -> Any:
     """Return a flow's completion time over its ideal one, on an empty link; all but the rate may be arrays.
 
     Args:
         completion_ns: time from its start to the receiver's notice.
         size_bytes: its payload.
         min_rtt_us: the smallest round-trip time of its connection.
-        line_rate_bps: rate of the link.
+        capacity_bps: capacity of the link.
     """
-    return completion_ns / (min_rtt_us * 1e3 + size_bytes * 8e9 / line_rate_bps)
+    return completion_ns / (min_rtt_us * 1e3 + size_bytes * 8e9 / capacity_bps)

@@ -126,8 +126,8 @@ def test_a_congestion_control_the_kernel_lacks_is_named() -> None:
         ["--hosts", "a,a"],
         ["--hosts", "a,switch"],
         ["--hosts", "a,b c"],
-        ["--rate", "fast"],
-        ["--rate", "1bit"],
+        ["--capacity", "fast"],
+        ["--capacity", "1bit"],
         ["--queue", "10B"],
         ["--mtu", "20"],
         ["--offload-segments", "0"],
@@ -142,7 +142,7 @@ def test_a_testbed_that_cannot_be_is_refused_in_one_sentence(arguments: list[str
 
 
 def test_up_and_down_from_the_command_line() -> None:
-    up = ringtap("testbed", "up", "--name", "cli", "--rate", "100mbit", "--hosts", "2", "--json")
+    up = ringtap("testbed", "up", "--name", "cli", "--capacity", "100mbit", "--hosts", "2", "--json")
     try:
         assert up.returncode == 0, up.stderr
         lab = json.loads(up.stdout)
@@ -155,7 +155,7 @@ def test_up_and_down_from_the_command_line() -> None:
 
 
 def test_without_privilege_it_works_in_a_user_namespace() -> None:
-    up = ringtap("testbed", "up", "--name", "rootless", "--rate", "100mbit", prefix=UNPRIVILEGED)
+    up = ringtap("testbed", "up", "--name", "rootless", "--capacity", "100mbit", prefix=UNPRIVILEGED)
     try:
         assert up.returncode == 0, up.stderr
         refused = subprocess.run([*UNPRIVILEGED, "ip", "link", "add", "type", "veth"], capture_output=True, check=False)
@@ -217,7 +217,7 @@ def test_removing_never_ends_a_process_that_took_a_dead_keepers_pid() -> None:
 
 
 def test_a_standing_testbed_outlives_its_maker_and_goes_down() -> None:
-    assert ringtap("testbed", "up", "--name", "stays", "--rate", "100mbit", "--hosts", "2").returncode == 0
+    assert ringtap("testbed", "up", "--name", "stays", "--capacity", "100mbit", "--hosts", "2").returncode == 0
     command = [*RINGTAP, "testbed", "exec", "--testbed", "stays", "S0", "--", "sleep", "1000"]
     with ended(subprocess.Popen(command)) as inside:
         wait_for(lambda: ["sleep", "1000"] in [one.cmdline() for one in psutil.Process(inside.pid).children()])

@@ -110,7 +110,8 @@ def test_hosts_that_forward_reach_each_other(hosts: int, topology: str, sides: s
 
 
 def test_a_ring_without_privilege() -> None:
-    arguments = ["testbed", "up", "--name", "mere", "--hosts", "3", "--topology", "ring", "--rate", "20mbit", "--json"]
+    arguments = ["testbed", "up", "--name", "mere", "--hosts", "3", "--topology", "ring"]
+    arguments += ["--capacity", "20mbit", "--json"]
     up = subprocess.run([*UNPRIVILEGED, *RINGTAP, *arguments], capture_output=True, text=True, check=False, timeout=120)
     try:
         assert up.returncode == 0, up.stderr

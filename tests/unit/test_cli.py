@@ -15,10 +15,11 @@ pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 ROOT = Path(__file__).resolve().parents[2]
 # examples that no page has, and what runs such commands
+IMPORT = "ringtap workload import astra-sim.log --workload vgg --capacity 25gbit"
 ELSEWHERE = {
     "ringtap live runs/mine": "tests/testbed/test_live_terminal.py",
     "ringtap compare runs/small runs/large": "below",
-    "ringtap workload import astra-sim.log --workload vgg": "tests/unit/workload/commands/test_commands.py",
+    IMPORT: "tests/unit/workload/commands/test_commands.py",
     "ringtap traffic calibrate": "tests/unit/trafficgen/commands/test_commands.py",
     "ringtap traffic bundle -o ringtap-traffic.pyz": "below",
     "ringtap status runs/two-models": "tests/slurm/test_arrays.py",
@@ -61,6 +62,16 @@ def test_help_of_a_command_is_its_own_help(capsys: pytest.CaptureFixture[str]) -
         ("lab up", "there is no command 'lab': it is testbed now (see ringtap --help)"),
         ("traffic sned", "there is no command 'sned': did you mean 'send'? (see ringtap traffic --help)"),
         ("analyze --jsn x", "there is no option --jsn: did you mean '--json'? (see ringtap analyze --help)"),
+        (
+            "whatif w --bandwidth 1gbit",
+            "there is no option --bandwidth: it is --capacity now (see ringtap whatif --help)",
+        ),
+        (
+            "workload show w --rate=1gbit",
+            "there is no option --rate: it is --capacity now (see ringtap workload show --help)",
+        ),
+        ("testbed up --rate 1gbit", "there is no option --rate: it is --capacity now (see ringtap testbed up --help)"),
+        ("analyze x --rate 1", "there is no option --rate (see ringtap analyze --help)"),
         ("analyze x --force", "there is no option --force (see ringtap analyze --help)"),
         ("traffic send --xyz=1 x", "there is no option --xyz (see ringtap traffic send --help)"),
         ("analyze x y", "'y' is one argument too many (see ringtap analyze --help)"),

@@ -51,7 +51,7 @@ def register(verbs: Any, name: str, summary: str) -> None:
     _add_transport(parser)
     add_worker_options(parser)
     add("--launcher-cpu", type=int, metavar="N", help="processor for the launcher alone (default: any)")
-    add("--line-rate", metavar="RATE", help="rate of the empty link, for slowdowns")
+    add("--capacity", metavar="RATE", help="capacity of the link, for slowdowns")
     add("--baseline", type=Path, metavar="FILE.rec", help="log of a run without congestion, to compare with")
     add_json(parser)
     add_verbose(parser)
@@ -166,7 +166,7 @@ def _send_options(options: argparse.Namespace) -> SendOptions:
         workers=options.workers,
         threads=options.threads,
         launcher_cpu=options.launcher_cpu,
-        line_rate_bps=0.0 if options.line_rate is None else parse_rate_bps(options.line_rate),
+        capacity_bps=0.0 if options.capacity is None else parse_rate_bps(options.capacity),
     )
     if not all(
         0 < seconds <= _MAX_DURATION_S

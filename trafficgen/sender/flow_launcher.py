@@ -263,7 +263,7 @@ class Launcher:
             for index, (place, most) in enumerate(zip(setup.places, setup.most, strict=True))
         ]
         self._routes, self._ahead = dict(zip(setup.pairs, self._by_index, strict=True)), setup.ahead
-        self._options, self._control, self._outcome = options, control, FlowStatistics(options.line_rate_bps)
+        self._options, self._control, self._outcome = options, control, FlowStatistics(options.capacity_bps)
         self._inputs: list[int] = [control.fileno(), *(worker.channel.fileno() for worker in workers)]
         self._by_file = {worker.channel.fileno(): worker for worker in workers}
         self._arrivals = arrivals

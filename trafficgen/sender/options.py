@@ -39,7 +39,7 @@ class SendOptions:
         launcher_cpu: processor that the launcher is pinned to, or None.
         method: system call that hands long flows to the kernel.
         arrivals: Unix socket for completion notices from this host's receivers, or None.
-        line_rate_bps: rate of the empty link, for slowdowns; 0: unknown.
+        capacity_bps: capacity of the link, for slowdowns; 0: unknown.
         receivers_wait_s: time to wait for receivers that have not started yet.
     """
 
@@ -59,5 +59,5 @@ class SendOptions:
     launcher_cpu: int | None = None
     method: Literal["send", "sendfile"] = "send"
     arrivals: Path | None = None
-    line_rate_bps: float = 0.0
+    capacity_bps: float = 0.0
     receivers_wait_s: float = 0.0

@@ -71,7 +71,7 @@ class SenderWorker:
     def __init__(self, link: WorkerLink, setup: SendPlan) -> None:
         options = setup.options
         self.line, self.slots, self.places, self.hello = Channel(link.workers), link.slots, setup.places, setup.hello
-        self.outcome = FlowStatistics(options.line_rate_bps)
+        self.outcome = FlowStatistics(options.capacity_bps)
         self.new = options.connections == "new"
         self.heard_ns = [0] * len(setup.places)
         self.epoll = select.epoll()

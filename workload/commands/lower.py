@@ -11,7 +11,7 @@ from ringtap.core.command_options import add_json
 from ringtap.core.errors import UsageError
 from ringtap.core.terminal_escaping import text_table
 from ringtap.core.units import counted, format_size, parse_size_bytes, whole_number
-from ringtap.workload.command_options import add_network, counts, network
+from ringtap.workload.command_options import NO_NETWORK, add_network, algorithms, counts, network_if_given
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -64,21 +64,23 @@ def _lower_workload(options: argparse.Namespace) -> int:
     if options.workers is not None or options.bytes is not None:
         raise UsageError("--workers and --bytes are those of one collective: leave them out beside a workload")
     workload = read_workload(options.workload)
-    used = network(options, workload)
-    simulated, topology = used.simulate(workload, 2), used.topology
-    path = critical_path(workload, simulated)
-    lowered = lower(workload, used.algorithms)
+    used = network_if_given(options, workload)
+    lowered = lower(workload, algorithms(options))
     if options.output is not None:
         write_workload(lowered, options.output)
-    item = summary(lowered) | {"topology": topology.name, "critical_path": path._asdict()}
-    item["assumptions"] = assumed_of_others(workload)
-    item["link_bytes"] = dict(zip(topology.links, simulated.link_bytes.tolist(), strict=True))
+    item = summary(lowered) | {"topology": None, "critical_path": None, "link_bytes": None}
+    item["assumptions"], where = assumed_of_others(workload), NO_NETWORK
+    if used is not None:
+        simulated, topology = used.simulate(workload, 2), used.topology
+        path, links = critical_path(workload, simulated), busiest_links(topology, simulated.link_bytes)
+        item |= {"topology": topology.name, "critical_path": path._asdict()}
+        item["link_bytes"] = dict(zip(topology.links, simulated.link_bytes.tolist(), strict=True))
+        where = f"{links}, on a {topology.name} of {options.capacity}\n{path.sentence()}"
     if options.json:
         print(json.dumps(item))
         return 0
-    where = f", in {options.output}" if options.output is not None else ""
+    file = f", in {options.output}" if options.output is not None else ""
     for text in assumed_of_others(workload):
         print(f"Assumed: {text}")
-    print(f"{counted(item['messages'], 'message')} between {counted(item['ranks'], 'rank')}{where}")
-    print(f"{busiest_links(topology, simulated.link_bytes)}, on a {topology.name} of {options.rate}\n{path.sentence()}")
+    print(f"{counted(item['messages'], 'message')} between {counted(item['ranks'], 'rank')}{file}\n{where}")
     return 0

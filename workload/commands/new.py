@@ -66,7 +66,7 @@ def _new(options: argparse.Namespace) -> int:
         return 0
     print(f"{words}, in {options.output}")
     print("".join(f"Assumed: {text}\n" for text in made.about["assumptions"]) + hint, end="")
-    print(f"Next: ringtap workload simulate {options.output}")
+    print(f"Next: ringtap workload simulate {options.output} --capacity RATE")
     return 0
 
 

@@ -11,7 +11,7 @@ from ringtap.core.command_options import add_force, add_json
 from ringtap.core.terminal_escaping import text_table
 from ringtap.core.units import counted, format_size
 from ringtap.core.untrusted_files import refuse_existing
-from ringtap.workload.command_options import add_network, network
+from ringtap.workload.command_options import NO_NETWORK, add_network, network, network_if_given
 
 # of an element of a parameter: 1, and its bytes
 _WEIGHTS = (lambda _one: 1, lambda one: one["element_bytes"])
@@ -43,14 +43,16 @@ def _show(options: argparse.Namespace) -> int:
     if not 0 <= options.rank < workload.ranks:
         raise UsageError(f"--rank {options.rank} does not exist: there are ranks 0 to {workload.ranks - 1}")
     item = summary(workload)
-    used = network(options, workload)
-    simulated = used.simulate(workload, 2)
-    path, on = critical_path(workload, simulated), f"on a {used.topology.name} of {options.rate}"
-    if options.timeline is not None:
-        title = f"{options.workload.resolve().name}: an iteration {on}"
-        write_timeline(simulated.spans, options.timeline, title)
+    path, where, drawn = None, NO_NETWORK, options.timeline is not None
+    if used := network(options, workload) if drawn else network_if_given(options, workload):
+        simulated = used.simulate(workload, 2)
+        path, on = critical_path(workload, simulated), f"on a {used.topology.name} of {options.capacity}"
+        where = f"{path.sentence()}, {on}"
+        if drawn:
+            title = f"{options.workload.resolve().name}: an iteration {on}"
+            write_timeline(simulated.spans, options.timeline, title)
     if options.json:
-        print(json.dumps(item | {"critical_path": path._asdict(), "about": workload.about}))
+        print(json.dumps(item | {"critical_path": path and path._asdict(), "about": workload.about}))
         return 0
     print(
         f"{counted(item['ranks'], 'rank')}, {counted(item['collectives'], 'collective')} of "
@@ -59,7 +61,7 @@ def _show(options: argparse.Namespace) -> int:
     )
     for line in [*_known(workload.about), *(f"Assumed: {text}" for text in assumed_of_others(workload))]:
         print(line)
-    print(f"{path.sentence()}, {on}")
+    print(where)
     rows = [["node", "name", "what", "bytes", "time", "after"]]
     for node in workload.traces[options.rank]:
         what, size = node.type.name.lower(), ""

@@ -95,13 +95,14 @@ def _simulate(options: argparse.Namespace) -> int:
             points += [simulator.under_plan(plan, first.iteration_s, iterations) for plan in of_kind]
     path = critical_path(workload, first)
     about = {"topology": network.name, "hosts": network.hosts, "bottleneck": network.links[simulator.bottleneck]}
-    about |= {"rate_bps": rate_bps, "collective": simulator.algorithms.all_reduce}
+    about |= {"collective": simulator.algorithms.all_reduce}
     once_s, results = _run_others(others, limit_s, simulator) if others else (0.0, [])
     if options.output is not None:
         write_run(options.output, options.workload.resolve().name, workload, points, rate_bps, about)
     shown = [point.to_json(rate_bps) for point in points]
     if options.json:
-        item = {"ranks": workload.ranks} | about | {"points": shown, "critical_path": path._asdict()}
+        item = {"ranks": workload.ranks, "capacity_bps": rate_bps} | about
+        item |= {"points": shown, "critical_path": path._asdict()}
         item["assumptions"] = assumed_of_others(workload)
         item["link_bytes"] = dict(zip(network.links, first.link_bytes.tolist(), strict=True))
         if others:

@@ -12,8 +12,8 @@ from ringtap.core.command_options import add_json
 from ringtap.core.errors import UsageError, did_you_mean
 from ringtap.core.terminal_escaping import text_table
 from ringtap.core.thesis_neural_networks import BUCKET_BYTES, GRADIENT_BYTES
-from ringtap.core.units import counted, format_size, parse_duration_s, parse_rate_bps, parse_size_bytes, whole_number
-from ringtap.workload.command_options import ranks_per_host, read_loads
+from ringtap.core.units import counted, format_size, parse_duration_s, parse_size_bytes, whole_number
+from ringtap.workload.command_options import capacity_bps, ranks_per_host, read_loads
 from ringtap.workload.timed_tensors import COLUMNS, UnknownLayersError, read_tensors, workload_tensors
 from ringtap.workload.transfer_order_times import (
     COLLECTIVES,
@@ -39,7 +39,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.add_argument("workload", nargs="?", type=Path, metavar="W", help="a workload")
     parser.add_argument("--tensors", type=Path, metavar="FILE.csv", help=f"or a table with {', '.join(COLUMNS)}")
-    parser.add_argument("--bandwidth", required=True, metavar="RATE", help="rate of a worker's link")
+    parser.add_argument("--capacity", metavar="RATE", help="capacity of a worker's link")
     parser.add_argument("--collective", metavar="NAME", help=f"{' or '.join(COLLECTIVES)} (ring with W or --workers)")
     parser.add_argument("--workers", metavar="N", help="number of workers of a ring (the workload's)")
     parser.add_argument("--latency", default="0s", metavar="TIME", help="time of a message beside its bytes (0s)")
@@ -59,9 +59,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 
 def _whatif(options: argparse.Namespace) -> int:
-    rate_bps, loads = parse_rate_bps(options.bandwidth), read_loads(options.loads)
-    if rate_bps <= 0:
-        raise UsageError(f"--bandwidth {options.bandwidth} is not a positive rate")
+    rate_bps, loads = capacity_bps(options.capacity), read_loads(options.loads)
     sizes = (
         GRADIENT_BYTES * whole_number(options.slice, "--slice", 1),
         None if options.partition is None else _positive(parse_size_bytes(options.partition), "--partition"),
@@ -78,7 +76,7 @@ def _whatif(options: argparse.Namespace) -> int:
     buckets_s = bucket_times(tensors, networks[0]) if workers else {}
     if options.json:
         print(json.dumps(points[0] | _orders(tensors, found[0]) | {
-            "bandwidth_bps": rate_bps, "collective": COLLECTIVES[bool(workers)], "workers": workers,
+            "capacity_bps": rate_bps, "collective": COLLECTIVES[bool(workers)], "workers": workers,
             "buckets": [{"bucket_bytes": size, "iteration_s": time_s} for size, time_s in buckets_s.items()],
             "points": points,
         }))  # fmt: skip
@@ -110,7 +108,7 @@ def _overlap(options: argparse.Namespace, rate_bps: float, loads: Sequence[float
         points = [{"load": load, **each._asdict(), "bound_s": each.bound_s}
                   for load, each in zip(loads, times, strict=True)]  # fmt: skip
         print(json.dumps({
-            **points[0], "bandwidth_bps": rate_bps, "collective": "ring", "workers": workload.ranks,
+            **points[0], "capacity_bps": rate_bps, "collective": "ring", "workers": workload.ranks,
             "gpus_per_node": per_host, "points": points, "assumptions": assumptions,
         }))  # fmt: skip
         return 0

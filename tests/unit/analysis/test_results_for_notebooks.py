@@ -197,7 +197,7 @@ def test_a_sweep_has_one_job_for_each_series(sweep):
     assert [series.name for series in sweep] == sweep.names
     assert len(sweep) == 2
     assert sweep.job("vgg16-burst").path.name == "vgg16-burst-1"
-    assert sweep["vgg16-burst"].fit.C_gbps == sweep.capacity_gbps
+    assert sweep["vgg16-burst"].fit.capacity_gbps == sweep.capacity_gbps
     points, iterations = sweep.points, sweep.iterations
     counts = iterations.groupby("point").size()
     assert counts.tolist() == points["iterations"].tolist()

@@ -167,7 +167,7 @@ def test_what_a_processor_does_not_say_stays_unknown(tmp_path: Path) -> None:
 def test_computations_without_anything_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = [Node(1, "a", COMP), Node(2, "b", COMP, [1], duration_us=1)]
     path = written(tmp_path / "w", trace)
-    assert main(["workload", "simulate", str(path)]) == 0
+    assert main(["workload", "simulate", str(path), "--capacity", "25gbit"]) == 0
     assert "Assumed: 1 of 2 computations without a duration: they take no time\n" in capsys.readouterr().out
     assert main(["workload", "lower", str(path), "--json"]) == 0
     assert "1 of 2 computations without" in json.loads(capsys.readouterr().out)["assumptions"][1]

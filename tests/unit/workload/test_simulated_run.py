@@ -28,6 +28,7 @@ from tests.gold.analysis_sweep import write_sweep
 pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 VGG = PROFILES["vgg16"]
+LINKS = ("--capacity", "25gbit")
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +37,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("simulated")
     write_workload(model_workload(VGG, 3), path / "w")
     plan(path / "plan", rate_bps=10e9, duration_s=20)
-    assert main(["workload", "simulate", str(path / "w"), "--loads", "0:0.8:0.2", "-o", str(path / "sim")]) == 0
-    crossed = ["workload", "simulate", str(path / "w"), "--cross", str(path / "plan"), "-o", str(path / "crossed")]
+    assert main(["workload", "simulate", str(path / "w"), *LINKS, "--loads", "0:0.8:0.2", "-o", str(path / "sim")]) == 0
+    crossed = [
+        "workload",
+        "simulate",
+        str(path / "w"),
+        *LINKS,
+        "--cross",
+        str(path / "plan"),
+        "-o",
+        str(path / "crossed"),
+    ]
     assert main(crossed) == 0
     return path
 
@@ -88,7 +98,17 @@ def test_a_flow_plan_is_cross_traffic(folder: Path, capsys: pytest.CaptureFixtur
     capsys.readouterr()
     assert (
         main(
-            ["workload", "simulate", str(folder / "w"), "--cross", str(folder / "plan"), "--iterations", "5", "--json"]
+            [
+                "workload",
+                "simulate",
+                str(folder / "w"),
+                *LINKS,
+                "--cross",
+                str(folder / "plan"),
+                "--iterations",
+                "5",
+                "--json",
+            ]
         )
         == 0
     )
@@ -128,7 +148,7 @@ def test_the_fit_of_a_run_is_that_of_its_report(
     fit = json.loads(capsys.readouterr().out)
     series = ringtap.open_sweep(folder / "sim")["vgg16-simulated"]
     assert series.fit is not None
-    assert (fit["A"], fit["n"], fit["C_gbps"]) == (pytest.approx(series.fit.A), series.fit.n, 25.0)
+    assert (fit["A"], fit["n"], fit["capacity_gbps"]) == (pytest.approx(series.fit.A), series.fit.n, 25.0)
     write_sweep(tmp_path / "two", [("vgg16", "consistent"), ("vgg16", "burst")])
     for arguments, says in (
         ([str(tmp_path / "two")], "has 2 series: name one with --series (vgg16-consistent, vgg16-burst)"),
@@ -162,7 +182,7 @@ def test_addresses_are_placed_at_hosts(tmp_path: Path) -> None:
         (["--cross", "endless"], "line 3: the flow lasts until the plan's end"),
         (["--cross", "several"], "line 4: after names several flows"),
         (["--cross", "none"], "has no flow"),
-        (["--cross", "plan", "--rate", "5gbit"], "offers 10 Gbit/s to link h3 up"),
+        (["--cross", "plan", "--capacity", "5gbit"], "offers 10 Gbit/s to link h3 up"),
         (["--cross", "plan", "--bottleneck", "h1 down"], "sends nothing through h1 down"),
         (["--cross", "plan", "--topology", "torus", "--sides", "3"], "has 3 hosts, but ranks and plans need 4"),
         (["--cross", "short"], "ends before two iterations have ended"),
@@ -189,7 +209,7 @@ def test_wrong_calls_end_in_one_sentence(
         json.dumps(header | {"version": 3, "flows": 3, "bytes": 3 * 10**6}) + "\n" + several
     )
     monkeypatch.setattr("ringtap.workload.simulated_loads.MAX_NODES", 10_000)
-    assert main(["workload", "simulate", "w", *arguments]) == 2
+    assert main(["workload", "simulate", "w", *LINKS, *arguments]) == 2
     error = capsys.readouterr().err
     assert (says or "100,000 iterations of 39 nodes are more than 10,000: give --iterations 256 or fewer") in error
     assert error.count("\n") == 1
@@ -207,7 +227,16 @@ def test_a_plan_cannot_name_a_folder_elsewhere(
     header, _, flows = (folder / "plan").read_text().partition("\n")
     (tmp_path / "plan").write_text(json.dumps(json.loads(header) | {"kind": "../../../x"}) + "\n" + flows)
     run = tmp_path / "run"
-    command = ["workload", "simulate", str(folder / "w"), "--cross", str(tmp_path / "plan"), "--iterations", "3"]
+    command = [
+        "workload",
+        "simulate",
+        str(folder / "w"),
+        *LINKS,
+        "--cross",
+        str(tmp_path / "plan"),
+        "--iterations",
+        "3",
+    ]
     assert main([*command, "-o", str(run)]) == 2
     assert "'vgg16-simulated-../../../x' is not a name that a file can have" in capsys.readouterr().err
     assert not run.exists()
@@ -224,7 +253,7 @@ def test_too_many_nodes_end_in_advice_that_can_be_followed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nodes = sum(map(len, read_workload(folder / "w").traces))
-    simulate = ["workload", "simulate", str(folder / "w"), "--iterations"]
+    simulate = ["workload", "simulate", str(folder / "w"), *LINKS, "--iterations"]
     monkeypatch.setattr(simulated_loads, "MAX_NODES", 3 * nodes)
     assert main([*simulate, "4"]) == 2
     assert f"4 iterations of {nodes} nodes are more than {3 * nodes}: give --iterations 3 or" in capsys.readouterr().err

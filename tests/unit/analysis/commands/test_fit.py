@@ -79,7 +79,7 @@ def test_fit_in_words_and_as_json(capsys, points):
     assert "Thesis's construction  14.7 Gbit/s, 733 ms" in text
     assert main(["fit", str(points), "--capacity", "25gbit", "--n", "0.5", "--json"]) == 0
     item = json.loads(capsys.readouterr().out)
-    assert {"A", "B", "n", "C_gbps", "r2", "r2_log", "aicc", "stderr", "warnings"} <= item.keys()
+    assert {"A", "B", "n", "capacity_gbps", "r2", "r2_log", "aicc", "stderr", "warnings"} <= item.keys()
     assert item["r2_log"] == pytest.approx(0.9957, abs=1e-3)
     assert item["congestion_point"]["data_mb"] == pytest.approx(10.3 * 0.733 * 125)
     assert main(["fit", str(points), *CAPACITY, "--n", "free", "--json"]) == 0

@@ -218,7 +218,7 @@ def test_completion_slowdown_and_congestion_impact(
         for at, (start, size) in enumerate(FLOWS)
     ]
     baseline = write_log(tmp_path / "alone.rec", plan, alone)
-    data, _ = verify(capsys, plan, "--sent", log, "--baseline", baseline, "--line-rate", "1gbit")
+    data, _ = verify(capsys, plan, "--sent", log, "--baseline", baseline, "--capacity", "1gbit")
     rows = {(row["from_bytes"], row["to_bytes"]): row for row in data["completion"]}
     assert {key: row["flows"] for key, row in rows.items()} == {
         (0, None): 7, (0, 100_000): 5, (100_000, 10_000_000): 1, (10_000_000, None): 1
@@ -504,7 +504,7 @@ def test_what_is_no_log_or_lacks_something_is_refused(plan: Path, log: Path, tmp
         (["--sent", log, "--nic", nic, "--interface", "eth0"], "does not reach"),
         (["--sent", log, "--nic", reset, "--interface", "eth0"], "a tx counter of eth0 was reset while the plan"),
         (["--sent", old, "--nic", nic, "--interface", "eth0"], "old.rec lacks origin_monotonic_ns"),
-        (["--sent", log, "--line-rate", "0gbit"], "above 0"),
+        (["--sent", log, "--capacity", "0gbit"], "above 0"),
         (["--sent", log, "-o", log / "x"], "cannot be written"),
         ([], "--sent"),
     ]:

@@ -174,7 +174,7 @@ def test_a_fit_comes_back_from_its_json(n, robust, tmp_path):
 
 def test_what_is_no_fit_is_refused_in_a_sentence(fit, tmp_path):
     item = fit.to_json()
-    del item["iteration_s"]
+    item["C_gbps"] = item.pop("capacity_gbps")
     with pytest.raises(ringtap.UsageError, match="fit the points again"):
         ringtap.FitResult.from_json(item)
     with pytest.raises(ringtap.UsageError, match="is not the JSON that ringtap fit writes"):

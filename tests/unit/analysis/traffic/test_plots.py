@@ -38,7 +38,7 @@ def run(
     folder = tmp_path_factory.mktemp(request.param)
     with serving() as serve:
         plan = mixed_plan(folder, serve.address)
-        options = ("--connections", request.param, "--line-rate", "10gbit", "--workers", 2)
+        options = ("--connections", request.param, "--capacity", "10gbit", "--workers", 2)
         summary, _ = send(plan, "--log", folder / "s.rec", *options)
         second, _ = send(plan, "--log", folder / "again.rec", "--baseline", folder / "s.rec", *options)
     return summary, folder / "s.rec", second | {"log": folder / "again.rec"}

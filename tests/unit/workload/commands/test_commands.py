@@ -16,9 +16,11 @@ import pytest
 from ringtap import cli
 from ringtap.core.sweep_plans.sweep_plan import Testbed
 from ringtap.core.testbed_options import LinkOptions
-from ringtap.workload.command_options import add_topology, topology
+from ringtap.workload.command_options import add_network, topology
 
 pytestmark = [pytest.mark.computes, pytest.mark.long]
+
+LINKS = ("--capacity", "25gbit")
 
 
 def workload(*arguments: object, cwd: Path, code: int = 0) -> str:
@@ -62,9 +64,9 @@ def test_one_collective_is_counted(tmp_path: Path) -> None:
 
 def test_leaves_have_as_many_hosts_as_those_of_a_plan() -> None:
     parser = argparse.ArgumentParser()
-    add_topology(parser)
+    add_network(parser)
     assert int(parser.parse_args([]).per_leaf) == LinkOptions.per_leaf == Testbed.per_leaf == 2
-    network, _ = topology(parser.parse_args(["--topology", "leaf-spine"]), 6)
+    network, _ = topology(parser.parse_args([*LINKS, "--topology", "leaf-spine"]), 6)
     assert sum(link.startswith("leaf") and link.endswith("up") for link in network.links) == 3
 
 
@@ -72,24 +74,31 @@ def test_from_a_model_to_points_and_other_simulators(tmp_path: Path) -> None:
     made = workload("new", "--model", "vgg16", "--workers", 3, "-o", "w", cwd=tmp_path)
     assert made.startswith("VGG-16 on 3 workers: 6 buckets of ")
     assert "Assumed: forward pass" in made
-    shown = workload("show", "w", cwd=tmp_path)
+    shown = workload("show", "w", *LINKS, cwd=tmp_path)
     assert "all_reduce" in shown
-    assert json.loads(workload("show", "w", "--json", cwd=tmp_path))["collective_bytes"] == 4 * 138_357_544
-    simulated = json.loads(workload("simulate", "w", "--loads", "0:0.8:0.4", "--json", cwd=tmp_path))
+    listed = json.loads(workload("show", "w", "--json", cwd=tmp_path))
+    assert (listed["collective_bytes"], listed["critical_path"]) == (4 * 138_357_544, None)
+    simulated = json.loads(workload("simulate", "w", *LINKS, "--loads", "0:0.8:0.4", "--json", cwd=tmp_path))
     times = [point["iteration_s"] for point in simulated["points"]]
     # no load: computation, and what the all-reduce of the last bucket adds; heavy load: D over what is left, at least
     assert times[0] == pytest.approx(0.356, rel=0.02)
     demand_bytes = 4 / 3 * 4 * 138_357_544
     assert demand_bytes * 8 / 5e9 < times[2] < demand_bytes * 8 / 5e9 + 0.356
-    counted = json.loads(workload("lower", "w", "--topology", "ring", "-o", "p", "--json", cwd=tmp_path))
+    counted = json.loads(workload("lower", "w", *LINKS, "--topology", "ring", "-o", "p", "--json", cwd=tmp_path))
     # each rank sends 4/3 of the gradients to its neighbour, and nobody uses the links the other way round
     assert sorted(counted["link_bytes"].values()) == pytest.approx([0.0] * 3 + [demand_bytes] * 3, rel=1e-6)
     path = counted["critical_path"]
     assert path["compute_s"] + path["communication_s"] == pytest.approx(times[0], rel=1e-6)
-    text = workload("lower", "w", cwd=tmp_path)
+    for verb in ("show", "lower"):
+        assert "Not simulated: for links and the critical path, give the network with --capacity\n" in workload(
+            verb, "w", cwd=tmp_path
+        )
+    alone = json.loads(workload("lower", "w", "--json", cwd=tmp_path))
+    assert [alone[key] for key in ("messages", "critical_path", "link_bytes")] == [counted["messages"], None, None]
+    text = workload("lower", "w", *LINKS, cwd=tmp_path)
     assert "Bytes per link: h0 up 737.9 MB" in text
     assert "Critical path: " in text
-    lowered = json.loads(workload("simulate", "p", "--loads", "0.4", "--json", cwd=tmp_path))
+    lowered = json.loads(workload("simulate", "p", *LINKS, "--loads", "0.4", "--json", cwd=tmp_path))
     assert lowered["points"][0]["iteration_s"] == pytest.approx(times[1])
     scaled = json.loads(
         workload(
@@ -101,7 +110,7 @@ def test_from_a_model_to_points_and_other_simulators(tmp_path: Path) -> None:
     assert scaled["compute_s"] == pytest.approx([0.356] * 8, rel=1e-4)
     assert sum("times" in text for text in scaled["about"]["assumptions"]) == 2
     for format_, begins in (("goal", "num_ranks 3"), ("astra1", "DATA\n6\n"), ("param", "[\n {")):
-        text = workload("export", "w", "--to", format_, "-o", f"{format_}.txt", cwd=tmp_path)
+        text = workload("export", "w", *LINKS, "--to", format_, "-o", f"{format_}.txt", cwd=tmp_path)
         assert (tmp_path / f"{format_}.txt").read_text().startswith(begins)
         assert ("Warning: PARAM replays no computations" in text) == (format_ == "param")
 
@@ -152,7 +161,7 @@ def test_from_a_layout_to_times_and_other_simulators(tmp_path: Path) -> None:
     assert item["about"]["layout"]["feed_forward_size"] == 256
     assert item["about"]["model"] == "gpt"
     assert item["collective_bytes"] == 128 * 12288 + 4 * 208_384
-    simulated = json.loads(workload("simulate", "w", "--rate", "1gbit", "--json", cwd=tmp_path))
+    simulated = json.loads(workload("simulate", "w", "--capacity", "1gbit", "--json", cwd=tmp_path))
     assert simulated["hosts"] == 4
     assert simulated["points"][0]["iteration_s"] > max(item["compute_s"])
     assert "tensor-parallel" in workload("show", "w", "--rank", 5, cwd=tmp_path)
@@ -188,7 +197,7 @@ def test_from_a_layout_to_times_and_other_simulators(tmp_path: Path) -> None:
         (["lower", "--workers", "2", "--bytes", "1MB", "--collective", "rings"], "did you mean 'ring'"),
         (["lower", "--workers", "2", "--bytes", "1MB", "--shards", "0"], "--shards 0 is below 1"),
         (["lower", "w", "--workers", "2"], "--workers and --bytes are those of one collective"),
-        (["lower", "w", "--topology", "torus", "--sides", "1"], "the topology has 1 host for 2 ranks"),
+        (["lower", "w", *LINKS, "--topology", "torus", "--sides", "1"], "the topology has 1 host for 2 ranks"),
         (["new", "--model", "vgg", "--workers", "2", "-o", "v"], "did you mean"),
         (["new", "--model", "vgg16", "--workers", "0", "-o", "v"], "0 workers"),
         (["new", "--model", "vgg16", "--workers", "2", "-o", "w"], "w cannot be created"),
@@ -202,27 +211,34 @@ def test_from_a_layout_to_times_and_other_simulators(tmp_path: Path) -> None:
         ),
         (["show", "nowhere"], "nowhere is not a directory"),
         (["show", "w", "--rank", "2"], "--rank 2 does not exist"),
-        (["simulate", "w", "--loads", "0:2:0.5"], "outside 0 to 0.99"),
-        (["simulate", "w", "--loads", "a"], "is neither a number nor"),
-        (["simulate", "w", "--loads", "nan"], "outside 0 to 0.99"),
+        (["simulate", "w"], "--capacity is missing: give the rate of each host's links, such as 25gbit; ethtool NIC"),
+        (["simulate", "w", "--capacity", "0gbit"], "--capacity 0gbit is not a positive rate"),
+        (["show", "w", "--timeline", "t.svg"], "--capacity is missing"),
+        (["show", "w", "--latency", "10us"], "--capacity is missing"),
+        (["lower", "w", "--topology", "ring"], "--capacity is missing"),
+        (["export", "w", "--to", "chakra", "-o", "x"], "--capacity is missing"),
+        (["export", "w", "--to", "hpcc", "-o", "x"], "--capacity is missing"),
+        (["simulate", "w", *LINKS, "--loads", "0:2:0.5"], "outside 0 to 0.99"),
+        (["simulate", "w", *LINKS, "--loads", "a"], "is neither a number nor"),
+        (["simulate", "w", *LINKS, "--loads", "nan"], "outside 0 to 0.99"),
         (["simulate", "w", "-o", "w"], "w exists: name another directory"),
-        (["simulate", "w", "--loads", "0", "--cross", "p"], "give one of them"),
-        (["simulate", "w", "--cross", "nowhere"], "nowhere cannot be read"),
+        (["simulate", "w", *LINKS, "--loads", "0", "--cross", "p"], "give one of them"),
+        (["simulate", "w", *LINKS, "--cross", "nowhere"], "nowhere cannot be read"),
         (["export", "w", "--to", "param", "-o", "nowhere/p"], "nowhere/p"),
-        (["simulate", "w", "--topology", "stars"], "did you mean 'star'"),
-        (["simulate", "w", "--topology", "torus", "--sides", "1"], "the topology has 1 host for 2 ranks"),
-        (["simulate", "w", "--bottleneck", "x"], "is no link of the star"),
-        (["simulate", "w", "--iterations", "1"], "outside 2 to"),
-        (["simulate", "w", "--collective", "broadcast"], "is no all-reduce"),
+        (["simulate", "w", *LINKS, "--topology", "stars"], "did you mean 'star'"),
+        (["simulate", "w", *LINKS, "--topology", "torus", "--sides", "1"], "the topology has 1 host for 2 ranks"),
+        (["simulate", "w", *LINKS, "--bottleneck", "x"], "is no link of the star"),
+        (["simulate", "w", *LINKS, "--iterations", "1"], "outside 2 to"),
+        (["simulate", "w", *LINKS, "--collective", "broadcast"], "is no all-reduce"),
         (["export", "w", "--to", "goal", "-o", "w"], "w exists"),
-        (["export", "w", "--to", "chakra", "-o", "w", "--force"], "w exists: name another directory"),
-        (["export", "w", "--to", "chakra", "--gpus-per-node", "2", "-o", "x"], "needs one rank per host"),
-        (["export", "w", "--to", "chakra", "-o", "w/workload.json/x"], "x cannot be written"),
-        (["export", "w", "--to", "hpcc", "--gpus-per-node", "2", "-o", "x"], "no message of the workload goes"),
-        (["simulate", "w", "--with", "astra-sim"], "is not NAME=PATH"),
-        (["simulate", "w", "--with", "ns3=x"], "with a name of astra-sim, loggopsim"),
-        (["simulate", "w", "--with", "astra-sim=x", "--gpus-per-node", "2"], "needs one rank per host"),
-        (["simulate", "w", "--with", "astra-sim=nowhere"], "nowhere cannot be run: No such file"),
+        (["export", "w", *LINKS, "--to", "chakra", "-o", "w", "--force"], "w exists: name another directory"),
+        (["export", "w", *LINKS, "--to", "chakra", "--gpus-per-node", "2", "-o", "x"], "needs one rank per host"),
+        (["export", "w", *LINKS, "--to", "chakra", "-o", "w/workload.json/x"], "x cannot be written"),
+        (["export", "w", *LINKS, "--to", "hpcc", "--gpus-per-node", "2", "-o", "x"], "no message of the workload goes"),
+        (["simulate", "w", *LINKS, "--with", "astra-sim"], "is not NAME=PATH"),
+        (["simulate", "w", *LINKS, "--with", "ns3=x"], "with a name of astra-sim, loggopsim"),
+        (["simulate", "w", *LINKS, "--with", "astra-sim=x", "--gpus-per-node", "2"], "needs one rank per host"),
+        (["simulate", "w", *LINKS, "--with", "astra-sim=nowhere"], "nowhere cannot be run: No such file"),
         (["scale", "w", "-o", "v"], "nothing is scaled"),
         (["scale", "w", "--workers", "0", "-o", "v"], "--workers 0 is outside"),
         (["scale", "w", "--flop-per-s", "0", "-o", "v"], "--flop-per-s '0' is not a rate per s"),
@@ -283,8 +299,10 @@ def test_another_simulator_beside_ringtap(tmp_path: Path) -> None:
     (tmp_path / "astra").chmod(0o755)
     (tmp_path / "two.log").write_text(ASTRA_2)
     options = ("--topology", "ring", "--latency", "10us")
-    text = workload("simulate", "w", *options, "--with", "astra-sim=./astra", cwd=tmp_path)
-    found = json.loads(workload("simulate", "w", *options, "--with", "astra-sim=./astra", "--json", cwd=tmp_path))
+    text = workload("simulate", "w", *LINKS, *options, "--with", "astra-sim=./astra", cwd=tmp_path)
+    found = json.loads(
+        workload("simulate", "w", *LINKS, *options, "--with", "astra-sim=./astra", "--json", cwd=tmp_path)
+    )
     assert found["simulators"][0]["cycles"] == 43000
     beside = f"beside {1e3 * found['one_iteration_s']:.6g} ms in ringtap"
     assert f"One iteration alone: 43,000 cycles (0.043 ms at 1 ns per cycle) in ASTRA-sim 2.x, -100.0% {beside}" in text
@@ -293,23 +311,24 @@ def test_another_simulator_beside_ringtap(tmp_path: Path) -> None:
     )
     assert f"\nWarning: {ended}" in text
     assert found["simulators"][0]["warnings"][0].startswith(ended)
-    text = workload("import", "two.log", "--workload", "w", *options, cwd=tmp_path)
+    text = workload("import", "two.log", "--workload", "w", *LINKS, *options, cwd=tmp_path)
     assert beside in text
     assert f"Warning: {ended}" in text
     workload("new", "--model", "resnet50", "--workers", 3, "-o", "w3", cwd=tmp_path)
-    text = workload("import", "two.log", "--workload", "w3", *options, cwd=tmp_path, code=2)
+    text = workload("import", "two.log", "--workload", "w3", *LINKS, *options, cwd=tmp_path, code=2)
     assert (
         "two.log: rank 2 did not finish, or it is of another workload: it has 2 ranks, and the workload has 3" in text
     )
-    imported = json.loads(workload("import", "two.log", "--workload", "w", *options, "--json", cwd=tmp_path))
+    assert "--capacity is missing" in workload("import", "two.log", "--workload", "w", cwd=tmp_path, code=2)
+    imported = json.loads(workload("import", "two.log", "--workload", "w", *LINKS, *options, "--json", cwd=tmp_path))
     assert (imported["cycles"], imported["one_iteration_s"]) == (43000, found["one_iteration_s"])
-    assert "wrote x" in workload("export", "w", "--to", "chakra", "-o", "x", cwd=tmp_path).lower()
+    assert "wrote x" in workload("export", "w", *LINKS, "--to", "chakra", "-o", "x", cwd=tmp_path).lower()
     assert {each.name for each in (tmp_path / "x").iterdir()} == {
         "rank.0.et", "rank.1.et", "comm_group.json", "network.yml", "remote_memory.json", "system.json",
     }  # fmt: skip
-    again = json.loads(workload("export", "w", "--to", "chakra", "-o", "y", "--json", cwd=tmp_path))
+    again = json.loads(workload("export", "w", *LINKS, "--to", "chakra", "-o", "y", "--json", cwd=tmp_path))
     assert {Path(each).name for each in again["files"]} == {each.name for each in (tmp_path / "x").iterdir()}
-    workload("export", "w", "--to", "hpcc", *options, "-o", "flows", cwd=tmp_path)
+    workload("export", "w", "--to", "hpcc", *LINKS, *options, "-o", "flows", cwd=tmp_path)
     count, first = (tmp_path / "flows").read_text().splitlines()[:2]
     assert int(count) == 4 * json.loads(workload("show", "w", "--json", cwd=tmp_path))["collectives"]
     assert first.split()[:4] == ["0", "1", "3", "100"]
@@ -327,4 +346,6 @@ def test_without_protobuf_the_remedy_is_named(tmp_path: Path) -> None:
 def test_without_a_place_for_machine_code_it_simulates(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     workload("new", "--model", "resnet50", "--workers", 2, "-o", "w", cwd=tmp_path)
-    assert "s per iteration" in workload_process("simulate", "w", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "file"))
+    assert "s per iteration" in workload_process(
+        "simulate", "w", *LINKS, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "file")
+    )

@@ -280,7 +280,7 @@ def test_overhead_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFi
     words = (
         "--tensors",
         path,
-        "--bandwidth",
+        "--capacity",
         "10gbit",
         "--workers",
         4,
@@ -302,7 +302,7 @@ def test_overhead_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_table_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.csv"
     path.write_text(TABLE)
-    item = json.loads(run(capsys, "--tensors", path, "--bandwidth", "10gbit", "--json"))
+    item = json.loads(run(capsys, "--tensors", path, "--capacity", "10gbit", "--json"))
     # FIFO: 10 ms, 80 + 6.4 + 3.2 ms, 25 ms; whole tensors by priority: conv1 waits for fc, then 3.2 ms, 6.4 ms, 15 ms
     assert (item["fifo_s"], item["tic_s"], item["tac_s"]) == pytest.approx((0.1246, 0.1182, 0.1182))
     # no preemption is needed but that of fc, which ends last: 10 ms, 89.6 ms and fc's forward pass
@@ -314,22 +314,22 @@ def test_a_table_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert item["completions"]["tac"] == ["fc", "conv1", "conv2"]
     assert item["completions"]["p3"] == ["conv2", "conv1", "fc"]
     assert (item["collective"], item["workers"], item["buckets"]) == ("parameter-server", None, [])
-    text = run(capsys, "--tensors", path, "--bandwidth", "10gbit")
+    text = run(capsys, "--tensors", path, "--capacity", "10gbit")
     assert text.startswith("P3 gains 16.1% over FIFO, 0.1046 s instead of 0.1246 s per iteration; no order gains more")
     assert "DDP" not in text
-    fast = run(capsys, "--tensors", path, "--bandwidth", "100tbit", "--workers", 4)
+    fast = run(capsys, "--tensors", path, "--capacity", "100tbit", "--workers", 4)
     assert fast.startswith("FIFO is as good as any other order: 0.075 s per iteration\n")
     # P3 with one slice at a time pays the latency of each; ByteScheduler hides it
-    late = json.loads(run(capsys, "--tensors", path, "--bandwidth", "10gbit", "--latency", "100us", "--json"))
+    late = json.loads(run(capsys, "--tensors", path, "--capacity", "10gbit", "--latency", "100us", "--json"))
     assert late["bytescheduler_s"] < late["fifo_s"] < late["p3_s"]
     given = ("--partition", "1MB", "--credit", "3MB")
-    chosen = json.loads(run(capsys, "--tensors", path, "--bandwidth", "10gbit", *given, "--json"))
+    chosen = json.loads(run(capsys, "--tensors", path, "--capacity", "10gbit", *given, "--json"))
     assert (chosen["partition_bytes"], chosen["credit_bytes"]) == (1_000_000, 3_000_000)
 
 
 def test_a_workload_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_workload(model_workload(profile_named("vgg16"), 8), tmp_path / "w")
-    words = (tmp_path / "w", "--bandwidth", "25gbit", "--latency", "10us", "--loads", "0:0.9:0.1")
+    words = (tmp_path / "w", "--capacity", "25gbit", "--latency", "10us", "--loads", "0:0.9:0.1")
     item = json.loads(run(capsys, *words, "--json"))
     assert (item["collective"], item["workers"], len(item["buckets"])) == ("ring", 8, 8)
     assert [point["load"] for point in item["points"]] == pytest.approx([step / 10 for step in range(10)])
@@ -340,7 +340,7 @@ def test_a_workload_from_the_command_line(tmp_path: Path, capsys: pytest.Capture
     text = run(capsys, *words)
     assert text.startswith("ByteScheduler gains 1") and "\nByteScheduler at 90% load gains " in text
     assert "\nDDP's buckets in FIFO order: 25 MiB, its default, is as good as any of 1 to 200 MiB" in text
-    server = run(capsys, tmp_path / "w", "--bandwidth", "25gbit", "--collective", "parameter-server", "--json")
+    server = run(capsys, tmp_path / "w", "--capacity", "25gbit", "--collective", "parameter-server", "--json")
     assert json.loads(server)["workers"] is None
 
 
@@ -371,27 +371,27 @@ def test_wrong_tables(content: bytes | None, words: str, tmp_path: Path, capsys:
     path = tmp_path / "t.csv"
     if content is not None:
         path.write_bytes(content)
-    assert words in run(capsys, "--tensors", path, "--bandwidth", "1gbit", code=2)
+    assert words in run(capsys, "--tensors", path, "--capacity", "1gbit", code=2)
 
 
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        ("--bandwidth 1gbit", "name a workload or --tensors FILE.csv"),
-        ("--tensors t.csv w --bandwidth 1gbit", "name a workload or --tensors FILE.csv"),
-        ("--tensors t.csv", "required: --bandwidth"),
-        ("--tensors t.csv --bandwidth 0gbit", "is not a positive rate"),
-        ("--tensors t.csv --bandwidth fast", "rate 'fast' is not understood"),
-        ("--tensors t.csv --bandwidth 1gbit --slice 0", "--slice 0 is below 1"),
-        ("--tensors t.csv --bandwidth 1gbit --slice 1", "messages of 4 bytes are more than 1,000,000 in an iteration"),
-        ("--tensors t.csv --bandwidth 1gbit --partition 0B", "--partition 0 is below 1"),
-        ("--tensors t.csv --bandwidth 1gbit --credit 0B", "--credit 0 is below 1"),
-        ("--tensors t.csv --bandwidth 1gbit --collective rings", "did you mean 'ring'?"),
-        ("--tensors t.csv --bandwidth 1gbit --collective ring", "a ring needs --workers N, from 2 to"),
-        ("--tensors t.csv --bandwidth 1gbit --workers 1", "a ring needs --workers N, from 2 to"),
-        ("--tensors t.csv --bandwidth 1gbit --latency -1s", "expected one argument"),
-        ("--tensors t.csv --bandwidth 1gbit --loads 0:1:0.1", "has loads outside 0 to 0.99"),
-        ("missing --bandwidth 1gbit", "is not a directory"),
+        ("--capacity 1gbit", "name a workload or --tensors FILE.csv"),
+        ("--tensors t.csv w --capacity 1gbit", "name a workload or --tensors FILE.csv"),
+        ("--tensors t.csv", "--capacity is missing"),
+        ("--tensors t.csv --capacity 0gbit", "is not a positive rate"),
+        ("--tensors t.csv --capacity fast", "rate 'fast' is not understood"),
+        ("--tensors t.csv --capacity 1gbit --slice 0", "--slice 0 is below 1"),
+        ("--tensors t.csv --capacity 1gbit --slice 1", "messages of 4 bytes are more than 1,000,000 in an iteration"),
+        ("--tensors t.csv --capacity 1gbit --partition 0B", "--partition 0 is below 1"),
+        ("--tensors t.csv --capacity 1gbit --credit 0B", "--credit 0 is below 1"),
+        ("--tensors t.csv --capacity 1gbit --collective rings", "did you mean 'ring'?"),
+        ("--tensors t.csv --capacity 1gbit --collective ring", "a ring needs --workers N, from 2 to"),
+        ("--tensors t.csv --capacity 1gbit --workers 1", "a ring needs --workers N, from 2 to"),
+        ("--tensors t.csv --capacity 1gbit --latency -1s", "expected one argument"),
+        ("--tensors t.csv --capacity 1gbit --loads 0:1:0.1", "has loads outside 0 to 0.99"),
+        ("missing --capacity 1gbit", "is not a directory"),
     ],
 )
 def test_wrong_calls(
@@ -420,25 +420,25 @@ def of_traces(path: Path, second: int = 1_000_000, group: str = "") -> Path:
 def test_overlap_in_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """At 1 Gbit/s, an all-reduce of 1 MB takes 8 ms on two ranks, and 12 ms on four."""
     path = of_traces(tmp_path / "w")
-    item = json.loads(run(capsys, path, "--bandwidth", "1gbit", "--loads", "0:0.5:0.5", "--json"))
+    item = json.loads(run(capsys, path, "--capacity", "1gbit", "--loads", "0:0.5:0.5", "--json"))
     assert (item["recorded_s"], item["serial_s"]) == pytest.approx((0.010 + 0.010 + 0.008 + 0.001, 0.037))
     assert (item["compute_s"], item["communication_s"], item["bound_s"]) == pytest.approx((0.021, 0.016, 0.021))
     # at half the rate, 16 ms each: the second one waits for the first
     busy = item["points"][1]
     assert (busy["load"], busy["recorded_s"], busy["serial_s"]) == pytest.approx((0.5, 0.010 + 0.032 + 0.001, 0.053))
     assert (busy["communication_s"], busy["bound_s"]) == pytest.approx((0.032, 0.032))
-    four = json.loads(run(capsys, path, "--bandwidth", "1gbit", "--workers", 4, "--json"))
+    four = json.loads(run(capsys, path, "--capacity", "1gbit", "--workers", 4, "--json"))
     assert (four["recorded_s"], four["communication_s"]) == pytest.approx((0.010 + 0.024 + 0.001, 0.024))
-    text = run(capsys, path, "--bandwidth", "1gbit")
+    text = run(capsys, path, "--capacity", "1gbit")
     assert text.startswith("0.029 s per iteration of 2 ranks, of which perfect overlap would save 27.6%; without any")
     assert "Orders of tensors are not compared: " in text
     for option in ("--slice", "--overhead", "--collective"):
         value = {"--slice": "7", "--overhead": "1us", "--collective": "parameter-server"}[option]
-        refused = run(capsys, path, "--bandwidth", "1gbit", option, value, code=2)
+        refused = run(capsys, path, "--capacity", "1gbit", option, value, code=2)
         assert f"{option} is of orders of tensors, and " in refused
     grouped = of_traces(tmp_path / "groups", group="1")
-    assert json.loads(run(capsys, grouped, "--bandwidth", "1gbit", "--json"))["serial_s"] == pytest.approx(0.037)
-    assert "cannot be told which collectives" in run(capsys, grouped, "--bandwidth", "1gbit", "--workers", 4, code=2)
+    assert json.loads(run(capsys, grouped, "--capacity", "1gbit", "--json"))["serial_s"] == pytest.approx(0.037)
+    assert "cannot be told which collectives" in run(capsys, grouped, "--capacity", "1gbit", "--workers", 4, code=2)
 
 
 def test_without_overlap_ranks_may_wait_for_ever(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -450,9 +450,9 @@ def test_without_overlap_ranks_may_wait_for_ever(tmp_path: Path, capsys: pytest.
         receive = Node(2, "r", NodeType.COMM_RECV, attributes={**message, "comm_src": 1 - rank})
         traces.append([send, receive, Node(3, "c", NodeType.COMP, [1, 2], duration_us=2_000)])
     write_workload(Workload(traces), tmp_path / "w")
-    item = json.loads(run(capsys, tmp_path / "w", "--bandwidth", "1gbit", "--json"))
+    item = json.loads(run(capsys, tmp_path / "w", "--capacity", "1gbit", "--json"))
     assert (item["recorded_s"], item["serial_s"]) == (pytest.approx(0.010), None)
-    assert "without any overlap" not in run(capsys, tmp_path / "w", "--bandwidth", "1gbit")
+    assert "without any overlap" not in run(capsys, tmp_path / "w", "--capacity", "1gbit")
 
 
 @settings(max_examples=200, deadline=None)

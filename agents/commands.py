@@ -131,7 +131,7 @@ def _settings(options: argparse.Namespace) -> RunSettings:
 
     snap = options.snap
     if snap is not None:
-        snap = str(int(snap) if snap.isdigit() else parse_size_bytes(snap))
+        snap = str(int(snap) if snap.isdigit() else parse_size_bytes(snap, "--snap"))
     packets = {"interface": options.interface, "filter": options.filter, "snap_bytes": snap}
     packets["around_slow"] = options.packets_around_slow
     collect = f"{options.collect},steps,profile" if getattr(options, "profile", False) else options.collect
@@ -195,7 +195,7 @@ def _capture(options: argparse.Namespace) -> int:
     from ringtap.core.units import parse_duration_s
 
     settings, node = _settings(options), node_name(options.node)
-    seconds = parse_duration_s(options.duration) if options.duration else None
+    seconds = parse_duration_s(options.duration, "--duration") if options.duration else None
     if options.packets_around_slow and options.join is None:
         raise UsageError(
             "--packets-around-slow needs the iterations of a job: use ringtap run, or add --join with a job's run"

@@ -142,11 +142,13 @@ def model_layers(name: str, scale: float) -> list[LayerShape]:
     """Return the layers of a model of the thesis, with its tensors divided by ``scale``.
 
     Raises:
-        KeyError: the model is not one of `ringtap.core.thesis_neural_networks.PROFILES`.
+        KeyError: the model has no profile in `ringtap.core.thesis_neural_networks`.
     """
-    from ringtap.core.thesis_neural_networks import PROFILES
+    from ringtap.core.thesis_neural_networks import profile_of
 
-    layers = PROFILES[name].layers
+    if (profile := profile_of(name)) is None:
+        raise KeyError(name)
+    layers = profile.layers
     # from the last tensor on, where DDP's buckets begin, so that the buckets are divided by the scale too
     sizes = iter(scaled_sizes([tensor.parameters for layer in reversed(layers) for tensor in reversed(layer)], scale))
     shapes = [

@@ -96,8 +96,11 @@ VERBS = {name: entry for verbs in GROUPS.values() for name, entry in verbs.items
 # names of earlier versions, and what the verbs and the options are called now
 _RENAMED = {"lab": "testbed"}
 _RENAMED_OPTIONS = {
-    "--bandwidth": "--capacity", "--lab": "--testbed", "--line-rate": "--capacity", "--rate": "--capacity",
-}  # fmt: skip
+    "testbed": {"--lab": "--testbed", "--rate": "--capacity"},
+    "traffic": {"--line-rate": "--capacity"},
+    "whatif": {"--bandwidth": "--capacity"},
+    "workload": {"--rate": "--capacity"},
+}
 # verb -> sub-verb -> (module with register(subparsers, name, summary), one line for --help), loaded as late
 SUB_VERBS = {
     "workload": {
@@ -249,11 +252,11 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the arguments; an option of an earlier version is refused with its name of today."""
-        known = self._option_string_actions
+        renamed = _RENAMED_OPTIONS.get(self.prog.partition(" ")[2].partition(" ")[0], {})
         for argument in itertools.takewhile(lambda argument: argument != "--", args or ()):
             name = argument.partition("=")[0]
-            if name not in known and _RENAMED_OPTIONS.get(name) in known:
-                self.error(f"there is no option {name}: it is {_RENAMED_OPTIONS[name]} now")
+            if renamed.get(name) in self._option_string_actions:
+                self.error(f"there is no option {name}: it is {renamed[name]} now")
         return super().parse_known_args(args, namespace)
 
     def _parser_of(self, options: argparse.Namespace) -> Parser:

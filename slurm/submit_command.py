@@ -135,7 +135,7 @@ def _resources(options: argparse.Namespace, name: str) -> Resources:
     return Resources(
         **{name: getattr(options, name) for name in names},
         job_name=usual_name if options.job_name is None else options.job_name,
-        stop_before_s=round(parse_duration_s(options.stop_before)),
+        stop_before_s=round(parse_duration_s(options.stop_before, "--stop-before")),
         sbatch=tuple(options.sbatch),
         drop=tuple(options.drop),
     )

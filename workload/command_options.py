@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ringtap.core.errors import UsageError, did_you_mean, file_errors
 from ringtap.core.sweep_plans.collective_algorithms import ALL_REDUCE
 from ringtap.core.testbed_options import TOPOLOGIES, LinkOptions, parse_sides
-from ringtap.core.units import parse_duration_s, parse_rate_bps, whole_number
+from ringtap.core.units import parse_duration_s, parse_load, parse_rate_bps, whole_number
 from ringtap.workload.topologies import Topology, fat_tree, leaf_spine, ring, star, torus
 
 if TYPE_CHECKING:
@@ -34,25 +34,23 @@ def write_output(path: Path, lines: Iterable[str]) -> None:
         file.writelines(f"{line}\n" for line in lines)
 
 
-def read_loads(text: str) -> list[float]:
-    """Return the loads of FROM:TO:STEP, or of one number.
+def read_loads(text: str, capacity_bps: float) -> list[float]:
+    """Return the loads of FROM:TO:STEP, or of one load, as shares of the capacity.
 
     Raises:
-        UsageError: it is neither, or a load is not from 0 to 0.99.
+        UsageError: it is neither, or a load is not from 0 to 0.99 of the capacity.
     """
-    try:
-        numbers = [float(part) for part in text.split(":")]
-    except ValueError:
-        numbers = []
+    parts = text.split(":")
+    numbers = [parse_load(part, capacity_bps, "--loads").share for part in parts] if len(parts) in (1, 3) else []
     if len(numbers) == 1:
         loads = numbers
     elif len(numbers) == 3 and numbers[2] > 0 and (numbers[1] - numbers[0]) / numbers[2] < 1000:
         count = int((numbers[1] - numbers[0]) / numbers[2] + 1e-9) + 1
         loads = [round(numbers[0] + step * numbers[2], 6) for step in range(count)]
     else:
-        raise UsageError(f"--loads {text!r} is neither a number nor FROM:TO:STEP, for example 0:0.9:0.1")
+        raise UsageError(f"--loads {text!r} is neither a load nor FROM:TO:STEP, for example 0:0.9:0.1")
     if not loads or not all(0 <= load <= _MAX_LOAD for load in loads):
-        raise UsageError(f"--loads {text} has loads outside 0 to {_MAX_LOAD}")
+        raise UsageError(f"--loads {text} has loads outside 0 to {_MAX_LOAD} of the capacity")
     return loads
 
 
@@ -191,7 +189,7 @@ def capacity_bps(text: str | None) -> int:
         raise UsageError(
             "--capacity is missing: give the rate of each host's links, such as 25gbit; ethtool NIC shows it"
         )
-    found = parse_rate_bps(text)
+    found = parse_rate_bps(text, "--capacity")
     if found <= 0:
         raise UsageError(f"--capacity {text} is not a positive rate")
     return found
@@ -206,7 +204,7 @@ def topology(options: Namespace, hosts: int) -> tuple[Topology, float]:
     if options.topology not in TOPOLOGIES:
         hint = did_you_mean(options.topology, TOPOLOGIES)
         raise UsageError(f"--topology {options.topology!r} is unknown: {hint}choose {', '.join(TOPOLOGIES)}")
-    rate_bps, latency_s = capacity_bps(options.capacity), parse_duration_s(options.latency)
+    rate_bps, latency_s = capacity_bps(options.capacity), parse_duration_s(options.latency, "--latency")
     if options.topology == "leaf-spine":
         per_leaf, spines = whole_number(options.per_leaf, "--per-leaf"), whole_number(options.spines, "--spines")
         if per_leaf < 1 or not 1 <= spines <= _MAX_SPINES or not 0 < options.oversubscription < 1e6:

@@ -151,7 +151,7 @@ def parse_settings(
         parse_rule(given["around_slow"])
         if "steps" not in recorders:
             raise UsageError("--packets-around-slow needs the times of iterations: add steps to --collect")
-    limit_bytes = 0 if disk_limit is None else max(1, parse_size_bytes(disk_limit))
+    limit_bytes = 0 if disk_limit is None else max(1, parse_size_bytes(disk_limit, "--disk-limit"))
     words = [word.strip() for word in collect.split(",")]
     named = tuple(name for name in collectors if name in (*words, *(word.lower() for word in words)))
     return RunSettings(collectors, recorders, every_s, options, limit_bytes, named)
@@ -182,7 +182,7 @@ def _period_s(text: str) -> float:
     Raises:
         UsageError: it is not a duration from 1 ms to 60 s.
     """
-    seconds = parse_duration_s(text)
+    seconds = parse_duration_s(text, "--every")
     if not MIN_EVERY_S <= seconds <= MAX_EVERY_S:
         raise UsageError(f"--every {text} is outside 1ms to 60s")
     return seconds

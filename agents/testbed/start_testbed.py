@@ -261,7 +261,7 @@ def testbed(
         spines=whole_number(spines, "spines"),
         oversubscription=number(oversubscription, "oversubscription"),
         sides=instance_of(sides, str, "sides", '"4x4"'),
-        delay_s=parse_duration_s(delay) if isinstance(delay, str) else number(delay, "delay"),
+        delay_s=parse_duration_s(delay, "delay") if isinstance(delay, str) else number(delay, "delay"),
     )
     return RunningTestbed(spec)
 

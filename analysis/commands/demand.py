@@ -58,7 +58,7 @@ def _demand(options: argparse.Namespace) -> int:
             options.collective,
             whole_number(options.group, "--group"),
         )
-    iteration_s = None if options.iteration is None else parse_duration_s(options.iteration)
+    iteration_s = None if options.iteration is None else parse_duration_s(options.iteration, "--iteration")
     tensors = profile if options.tensors else None
     if options.json:
         item: dict[str, Any] = {} if result is None else _demand_json(result, iteration_s)

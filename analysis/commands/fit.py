@@ -33,7 +33,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
         "--weights", metavar="COLUMN", help="standard error of each time; std_s is divided by sqrt(count)"
     )
     parser.add_argument(
-        "--max-load", metavar="RATE", help="fit only the points at loads up to this one (17gbit; default: all)"
+        "--max-load", metavar="LOAD", help="fit only the points at loads up to this one: 17gbit or 68%% (default: all)"
     )
     parser.add_argument("--robust", action="store_true", help="leave out points that the others contradict")
     parser.add_argument(

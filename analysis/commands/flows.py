@@ -57,7 +57,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 @shown_log()
 def _flows(options: argparse.Namespace) -> int:
-    bin_ns = round(parse_duration_s(options.bin) * 1e9)
+    bin_ns = round(parse_duration_s(options.bin, "--bin") * 1e9)
     from ringtap.analysis.pcap import export_scan_tables
     from ringtap.analysis.pcap.progress import Bar
     from ringtap.analysis.pcap.scan_captures import read_captures

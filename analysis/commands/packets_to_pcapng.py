@@ -136,7 +136,7 @@ def _first_ns(points: list[CapturePoint]) -> int:
 
 def _time_ns(text: str, first_ns: int) -> int:
     if text.startswith("+"):
-        return first_ns + round(parse_duration_s(text[1:]) * 1e9)
+        return first_ns + round(parse_duration_s(text[1:], "time after +") * 1e9)
     if text.isdecimal():
         return int(text)
     from ringtap.analysis.results_for_notebooks import as_time_ns

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringtap.core.command_options import add_json
 from ringtap.core.errors import UsageError
-from ringtap.core.units import format_duration, parse_rate_bps
+from ringtap.core.units import format_duration, parse_load
 
 if TYPE_CHECKING:
     from ringtap.analysis.model.predict import AllowedLoad, Prediction
@@ -21,7 +21,9 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument("--fit", required=True, metavar="FIT", help="output of ringtap fit -o, or a report.json")
     parser.add_argument("--series", metavar="NAME", help="series of a report.json")
     question = parser.add_mutually_exclusive_group(required=True)
-    question.add_argument("--load", metavar="RATE", help="cross traffic, e.g. 18gbit: predict the iteration time")
+    question.add_argument(
+        "--load", metavar="LOAD", help="cross traffic (18gbit, 0.7 or 70%%): predict the iteration time"
+    )
     question.add_argument(
         "--slowdown", metavar="FACTOR", help="time over that without load, e.g. 1.5: predict the load"
     )
@@ -32,11 +34,10 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 def _predict(options: argparse.Namespace) -> int:
     from ringtap.analysis.model.predict import read_fit
 
-    load_gbps = None if options.load is None else parse_rate_bps(options.load) / 1e9
     slowdown = None if options.slowdown is None else _times(options.slowdown)
     fit = read_fit(Path(options.fit), options.series)
-    if load_gbps is not None:
-        prediction = fit.at(load_gbps)
+    if options.load is not None:
+        prediction = fit.at(parse_load(options.load, fit.capacity_gbps * 1e9, "--load").bps / 1e9)
         found: Prediction | AllowedLoad = prediction
         lines = _time(prediction)
     else:

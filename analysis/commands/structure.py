@@ -45,7 +45,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 @shown_log()
 def _structure(options: argparse.Namespace) -> int:
-    bin_s = parse_duration_s(options.bin)
+    bin_s = parse_duration_s(options.bin, "--bin")
     if not 1e-5 <= bin_s <= 1:
         raise UsageError(f"--bin {options.bin} is outside of 10us to 1s")
     if options.average is not None and options.average < 1:

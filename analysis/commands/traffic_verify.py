@@ -42,7 +42,7 @@ def register(verbs: Any, name: str, summary: str) -> None:
 def _verify(options: argparse.Namespace) -> int:
     if (options.nic is None) != (options.interface is None):
         raise UsageError("--nic and --interface go together: name the counters' log and the interface in it")
-    capacity_bps = None if options.capacity is None else parse_rate_bps(options.capacity)
+    capacity_bps = None if options.capacity is None else parse_rate_bps(options.capacity, "--capacity")
     if capacity_bps is not None and capacity_bps <= 0:
         raise UsageError("--capacity must be above 0")
     from ringtap.analysis.traffic.verify import verify, write

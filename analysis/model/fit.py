@@ -31,11 +31,12 @@ from ringtap.analysis.statistics.to_arrays import Array, Values, as_points, as_s
 from ringtap.core.check_api_arguments import number
 from ringtap.core.errors import UsageError
 from ringtap.core.run_directory_schema import MIN_FIT_LOADS
-from ringtap.core.units import counted, rate_gbps
+from ringtap.core.units import counted, load_gbps, rate_gbps
 
 __all__ = ["CongestionModel", "FitResult", "corrected_akaike"]
 
 EXPONENTS = (0.5, 1.0, 2.0)
+MAX_LOAD = "--max-load (max_load=)"  # in messages
 MIN_POINTS = 4
 MIN_POINTS_FREE, MIN_LOADS_FREE = 6, 4
 BOOTSTRAP_SAMPLES = 1000
@@ -140,7 +141,7 @@ class CongestionModel:
                 raise UsageError(f"exponent {n!r} is unknown: give 0.5, 1, 2 or free")
         elif n is not None and not FREE_BOUNDS[0] <= number(n, "the exponent") <= FREE_BOUNDS[1]:
             raise UsageError(f"exponent {n:g} is outside {FREE_BOUNDS[0]:g} to {FREE_BOUNDS[1]:g}")
-        object.__setattr__(self, "capacity_gbps", rate_gbps(capacity_gbps))
+        object.__setattr__(self, "capacity_gbps", rate_gbps(capacity_gbps, "capacity"))
         object.__setattr__(self, "n", n)
 
     def guess(self, bandwidth_gbps: Values, iteration_s: Values) -> tuple[float, float, float]:
@@ -183,7 +184,7 @@ class CongestionModel:
             UsageError: a value is invalid, or fewer than 4 points at 3 loads (6 at 4 for a free exponent).
         """
         least = (MIN_POINTS_FREE, MIN_LOADS_FREE) if self.n == "free" else (MIN_POINTS, MIN_FIT_LOADS)
-        limit_gbps = None if max_load is None else rate_gbps(max_load)
+        limit_gbps = None if max_load is None else load_gbps(max_load, self.capacity_gbps, MAX_LOAD)
         load, time = as_points(bandwidth_gbps, iteration_s, self.capacity_gbps)
         error = None if spread_s is None else relative_errors(spread_s, time)
         if limit_gbps is not None:

@@ -132,7 +132,7 @@ class FitResult:
         return result
 
     def _checked(self, bandwidth_gbps: Values) -> Array:
-        load = as_gbps(bandwidth_gbps)
+        load = as_gbps(bandwidth_gbps, self.capacity_gbps)
         if not load.size:
             raise UsageError("there is no load to predict at: name at least one")
         if not np.all((load >= 0) & (load < self.capacity_gbps)):

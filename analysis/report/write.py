@@ -46,8 +46,6 @@ def write_report(
     Raises:
         UsageError: the source cannot be read, an argument is not for it, or the folder is in use or cannot be written.
     """
-    if max_load is not None:
-        max_load = rate_gbps(max_load)
     if workers is not None and workers < 2:
         raise UsageError(f"{workers} workers are too few: a ring has two at least")
     sources = [_opened(one) for one in (source, *beside)]
@@ -82,7 +80,7 @@ def write_report(
 def _capacity(given: float | str | None, sources: Sequence[Sweep | Job | Path]) -> float | None:
     """Return the capacity of the tables in Gbit/s, as given, or that of a sweep beside them; None: not known."""
     if given is not None:
-        return rate_gbps(given)
+        return rate_gbps(given, "capacity")
     return next((one.capacity_gbps for one in sources if isinstance(one, Sweep)), None)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringtap.core.errors import UsageError
-from ringtap.core.units import counted, parse_duration_s, parse_rate_bps
+from ringtap.core.units import counted, parse_duration_s, parse_load
 
 Array = npt.NDArray[np.float64]
 Values = npt.ArrayLike
@@ -31,13 +31,13 @@ def as_array(values: Values, name: str) -> Array:
         raise UsageError(f"{name} must be numbers, in a list, an array or a column: {error}") from error
 
 
-def as_gbps(loads: Values) -> Array:
-    """Return loads as an array in Gbit/s; text has a unit, such as ``10gbit``.
+def as_gbps(loads: Values, capacity_gbps: float) -> Array:
+    """Return loads as an array in Gbit/s; text is a rate (``10gbit``) or a share of the capacity (``80%``).
 
     Raises:
-        UsageError: they are neither numbers nor rates.
+        UsageError: they are neither numbers nor loads.
     """
-    return _with_units(loads, "loads", lambda text: parse_rate_bps(text) / 1e9)
+    return _with_units(loads, "loads", lambda text: parse_load(text, capacity_gbps * 1e9).bps / 1e9)
 
 
 def as_seconds(times: Values, name: str = "times") -> Array:
@@ -55,7 +55,7 @@ def as_points(loads: Values, times: Values, capacity_gbps: float) -> tuple[Array
     Raises:
         UsageError: not two lists of one length, or a value is not finite, negative, or not below the capacity.
     """
-    load, seconds = as_gbps(loads), as_seconds(times)
+    load, seconds = as_gbps(loads, capacity_gbps), as_seconds(times)
     if load.ndim != 1 or load.shape != seconds.shape:
         raise UsageError(f"loads and times must be two lists of one length, not {load.shape} and {seconds.shape}")
     if not (np.all(np.isfinite(load)) and np.all(np.isfinite(seconds))):

@@ -60,7 +60,7 @@ def capacity_for(path: Path, capacity: float | str | None) -> float:
             f"{path} does not say the capacity of the bottleneck: give --capacity RATE (capacity=), such as 25gbit; "
             "ethtool NIC shows the speed of a link"
         )
-    return rate_gbps(capacity)
+    return rate_gbps(capacity, "capacity")
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from typing import Any
 from ringtap.analysis.model.bytes_per_iteration import Demand, demand
 from ringtap.analysis.model.congestion_point import CongestionResult, find_congestion_point
 from ringtap.analysis.model.congestion_point_on_curve import CurveResult, find_curve_point
-from ringtap.analysis.model.fit import CongestionModel, FitResult
+from ringtap.analysis.model.fit import MAX_LOAD, CongestionModel, FitResult
 from ringtap.analysis.runs.run import SweepRun
 from ringtap.analysis.statistics.to_arrays import Array
 from ringtap.analysis.sweeps.points import Point
 from ringtap.core.errors import UsageError
 from ringtap.core.run_directory_schema import MERGE_SHARE, POINTS_JSONL, SIMULATED, VARIANTS
 from ringtap.core.sweep_plans.training_jobs import model_label
-from ringtap.core.units import counted
+from ringtap.core.units import counted, load_gbps
 
 # Table 3.8 leaves out "very heavy" points; those of its series are at 24.7 of 25 Gbit/s
 HEAVIEST_SHARE = 0.95
@@ -264,7 +264,8 @@ def series_of(
     measured = _mean(
         [point.training_gbps * point.mean_s * 125 for point in alone if point.training_gbps and point.mean_s]
     )
-    fit, fit_reason = _fit(loads, times, capacity, max_load)
+    limit_gbps = None if max_load is None else load_gbps(max_load, capacity, MAX_LOAD)
+    fit, fit_reason = _fit(loads, times, capacity, limit_gbps)
     congestion = find_congestion_point(loads, times, capacity, samples=0)
     difference, saturated = None, 0
     if congestion.point is not None:
@@ -322,9 +323,9 @@ def _workers(sweep: SweepRun, points: list[Point]) -> int:
 
 
 def _fit(
-    loads: list[float], times: list[float], capacity: float, max_load: float | str | None
+    loads: list[float], times: list[float], capacity: float, limit_gbps: float | None
 ) -> tuple[FitResult | None, str]:
     try:
-        return CongestionModel(capacity).fit(loads, times, max_load=max_load), ""
+        return CongestionModel(capacity).fit(loads, times, max_load=limit_gbps), ""
     except UsageError as error:
         return None, str(error)

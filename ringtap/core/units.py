@@ -1,7 +1,8 @@
-"""Parses and formats rates, sizes and durations.
+"""Parses and formats rates, loads, sizes and durations.
 
 Rates are bits per second (``250mbit``, ``25gbit``), sizes bytes (``1MB`` is 10^6, ``1MiB`` 2^20), durations
-seconds (``370ms``). Decimal prefixes throughout, as the thesis reports them.
+seconds (``370ms``). A load is a rate, or a share of a link's capacity (``0.8``, ``80%``). Decimal prefixes throughout,
+as the thesis reports them.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from decimal import Decimal, InvalidOperation
+from typing import NamedTuple
 
 from ringtap.core.errors import UsageError
 
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?\s*([A-Za-zµμ/]*)\s*", re.IGNORECASE)
+_SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)\s*", re.ASCII)
 _PREFIXED, _POWERS = re.compile(r"([0-9._,]+)([kMG])"), {"k": 3, "M": 6, "G": 9}
 _RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 _SIZES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -28,53 +31,98 @@ def _parse(text: str, units: dict[str, int] | dict[str, float], what: str, examp
     match = _NUMBER.fullmatch(text)
     unit = match.group(3).lower() if match else ""
     if match is None or unit not in units:
-        near = difflib.get_close_matches(unit, units, 1)
-        hint = f"did you mean {match.group(1)}{near[0]}? " if match and near else ""
+        near = _nearest(unit, units)
+        hint = f"did you mean {match.group(1)}{near}? " if match and near else ""
         known = ", ".join(name for name in units if name.isascii())
-        remedy = f"{hint}write a number and a unit ({known}), such as {example}"
-        raise UsageError(f"{what} {text!r} is not understood: {remedy}")
+        wrong = "is not understood" if match is None or unit else "has no unit"
+        raise UsageError(f"{what} {text!r} {wrong}: {hint}write a number and a unit ({known}), such as {example}")
     value = float(match.group(1) + (match.group(2) or "")) * units[unit]
     if not math.isfinite(value):
         raise UsageError(f"{what} {text!r} is too large")
     return value
 
 
-def parse_rate_bps(text: str) -> int:
+def _nearest(unit: str, units: Iterable[str]) -> str:
+    """Return the unit that was meant (``sec`` is s, ``gb`` as a rate gbit); empty if that is not clear."""
+    begins = [known for known in units if unit.startswith(known)]
+    near = difflib.get_close_matches(unit, units, 1) or sorted(begins, key=len)[-1:]
+    near = near or [known for known in units if unit and known.startswith(unit)]
+    return near[0] if len(near) == 1 else ""
+
+
+def parse_rate_bps(text: str, name: str = "rate") -> int:
     """Parse a rate such as ``250mbit``, ``25gbit`` or ``25gbit/s`` into bits per second.
 
     Raises:
-        UsageError: the text is not a number with a rate unit.
+        UsageError: the text is not a number with a rate unit; the message begins with the name.
     """
-    return round(_parse(text.lower().replace("bit/s", "bit").replace("bps", "bit"), _RATES, "rate", "250mbit"))
+    return round(_parse(text.lower().replace("bit/s", "bit").replace("bps", "bit"), _RATES, name, "250mbit"))
 
 
-def parse_size_bytes(text: str) -> int:
+def parse_size_bytes(text: str, name: str = "size") -> int:
     """Parse a size such as ``400kB`` (decimal) or ``1MiB`` (binary) into bytes.
 
     Raises:
-        UsageError: the text is not a number with a size unit.
+        UsageError: the text is not a number with a size unit; the message begins with the name.
     """
-    return round(_parse(text, _SIZES, "size", "400kB"))
+    return round(_parse(text, _SIZES, name, "400kB"))
 
 
-def parse_duration_s(text: str) -> float:
+def parse_duration_s(text: str, name: str = "duration") -> float:
     """Parse a duration such as ``370ms``, ``15s`` or ``3min`` into seconds.
 
     Raises:
-        UsageError: the text is not a number with a time unit.
+        UsageError: the text is not a number with a time unit; the message begins with the name.
     """
-    return _parse(text, _DURATIONS, "duration", "370ms")
+    return _parse(text, _DURATIONS, name, "370ms")
 
 
-def rate_gbps(rate: float | str) -> float:
+class Load(NamedTuple):
+    """Cross traffic, as a share of the capacity of a link and in bit/s."""
+
+    share: float
+    bps: float
+
+
+def is_share(text: str) -> bool:
+    """Return True if a load is a share or per cent of the capacity, and no rate."""
+    return (match := _SHARE.fullmatch(text)) is not None and (match[2] == "%" or float(match[1]) <= 1)
+
+
+def parse_load(text: str, capacity_bps: float, name: str = "load") -> Load:
+    """Parse a load: a rate (``10gbit``), or a share (``0.8``) or per cent (``80%``) of the capacity.
+
+    Raises:
+        UsageError: the text is none of these; the message begins with the name.
+    """
+    if is_share(text):
+        share = float(Decimal(text.strip(" %")) / (100 if "%" in text else 1))
+        return Load(share, share * capacity_bps)
+    try:
+        bps = parse_rate_bps(text, name)
+    except UsageError as error:
+        raise UsageError(f"{error}, or a share of the capacity, such as 0.8 or 80%") from error
+    return Load(bps / capacity_bps, bps)
+
+
+def load_gbps(load: float | str, capacity_gbps: float, name: str = "load") -> float:
+    """Return a load in Gbit/s, given as a number of Gbit/s or as the text of `parse_load`.
+
+    Raises:
+        UsageError: it is not a positive load.
+    """
+    return rate_gbps(parse_load(load, capacity_gbps * 1e9, name).bps / 1e9 if isinstance(load, str) else load, name)
+
+
+def rate_gbps(rate: float | str, name: str = "rate") -> float:
     """Return a rate in Gbit/s, given as a number of Gbit/s or as text with its unit such as ``25gbit``.
 
     Raises:
-        UsageError: it is not a positive rate.
+        UsageError: it is not a positive rate; the message names it.
     """
-    gbps = parse_rate_bps(rate) / 1e9 if isinstance(rate, str) else _number(rate, "a rate in Gbit/s")
+    gbps = parse_rate_bps(rate, name) / 1e9 if isinstance(rate, str) else _number(rate, f"{name} in Gbit/s")
     if not (math.isfinite(gbps) and gbps > 0):
-        raise UsageError(f"{rate if isinstance(rate, str) else f'{rate:g} Gbit/s'} is not a positive rate")
+        raise UsageError(f"{name} {rate if isinstance(rate, str) else f'{rate:g} Gbit/s'} is not a positive rate")
     return gbps
 
 
@@ -84,21 +132,21 @@ def duration_s(duration: float | str, name: str = "a duration") -> float:
     Raises:
         UsageError: it is not a positive time; the message names it.
     """
-    seconds = parse_duration_s(duration) if isinstance(duration, str) else _number(duration, f"{name} in seconds")
+    seconds = parse_duration_s(duration, name) if isinstance(duration, str) else _number(duration, f"{name} in seconds")
     if not (math.isfinite(seconds) and seconds > 0):
         shown = duration if isinstance(duration, str) else f"{duration:g} s"
         raise UsageError(f"{name} of {shown} is not a positive time")
     return seconds
 
 
-def number_or_text(value: float | str, parse: Callable[[str], int], name: str) -> int:
+def number_or_text(value: float | str, parse: Callable[[str, str], int], name: str) -> int:
     """Return a rate in bit/s or a size in bytes, given as a number of them or as text with its unit.
 
     Raises:
         UsageError: it is neither a finite number nor such a text; the message names it.
     """
     if isinstance(value, str):
-        return parse(value)
+        return parse(value, name)
     number = _number(value, name)
     if not math.isfinite(number):
         raise UsageError(f"{name} {value!r} is not a finite number")

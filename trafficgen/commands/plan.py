@@ -30,7 +30,7 @@ def register(verbs: Any, name: str, summary: str) -> None:
     for option in dict.fromkeys((*SHARED, *own, *TRANSPORT)):
         value: dict[str, Any] = {"choices": option.choices} if option.choices else {"metavar": option.metavar}
         value |= {"action": "append"} if option.is_repeated else {}
-        add(f"--{option.name}", type=option.read, help=option.help, **value)
+        add(f"--{option.name}", type=option.convert, help=option.help, **value)
     add("-o", "--output", type=Path, metavar="PLAN", help="file to write")
     add("--export-cdf", type=Path, metavar="FILE", help="also write the flow sizes as a CDF file")
     add("--export-hpcc", type=Path, metavar="FILE", help="also write the flows as an HPCC flow list")

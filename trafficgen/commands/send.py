@@ -147,13 +147,13 @@ def _send_options(options: argparse.Namespace) -> SendOptions:
     transport = Transport(
         options.congestion_control,
         options.dscp,
-        None if options.send_buffer is None else parse_size_bytes(options.send_buffer),
-        None if options.pacing is None else int(parse_rate_bps(options.pacing)),
+        None if options.send_buffer is None else parse_size_bytes(options.send_buffer, "--send-buffer"),
+        None if options.pacing is None else int(parse_rate_bps(options.pacing, "--pacing")),
         options.interface,
     )
     settings = SendOptions(
         log_path=options.log,
-        duration_s=None if options.duration is None else parse_duration_s(options.duration),
+        duration_s=None if options.duration is None else parse_duration_s(options.duration, "--duration"),
         token=read_token(options),
         transport=transport,
         source=options.source,
@@ -161,12 +161,12 @@ def _send_options(options: argparse.Namespace) -> SendOptions:
         arrivals=options.arrivals,
         connections=options.connections,
         start_at_ns=options.start_at,
-        patience_s=parse_duration_s(options.patience),
+        patience_s=parse_duration_s(options.patience, "--patience"),
         max_connections=options.max_connections,
         workers=options.workers,
         threads=options.threads,
         launcher_cpu=options.launcher_cpu,
-        capacity_bps=0.0 if options.capacity is None else parse_rate_bps(options.capacity),
+        capacity_bps=0.0 if options.capacity is None else parse_rate_bps(options.capacity, "--capacity"),
     )
     if not all(
         0 < seconds <= _MAX_DURATION_S

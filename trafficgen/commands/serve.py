@@ -37,7 +37,7 @@ def _serve(options: argparse.Namespace) -> int:
         token=read_token(options),
         log_path=options.log,
         max_connections=options.max_connections,
-        idle_s=parse_duration_s(options.idle),
+        idle_s=parse_duration_s(options.idle, "--idle"),
         workers=options.workers,
         threads=options.threads,
         arrivals=options.arrivals,

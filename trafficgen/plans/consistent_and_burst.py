@@ -20,6 +20,7 @@ from ringtap.core.errors import UsageError
 from ringtap.core.flow_plan_format import Flow
 from ringtap.trafficgen.plans.common import MAX_FLOWS, OfferedLoad, PlanOutline
 from ringtap.trafficgen.plans.kind import (
+    CAPACITY,
     DURATION,
     FROM,
     LOAD,
@@ -219,7 +220,7 @@ def _make(kind: Literal["consistent", "burst"], given: dict[str, Any], frame: Pl
 
 _OWN = ("scale", "burst_height", "burst_length", "burst_period", "quiet_budget")
 _TAKES = (
-    *(LOAD_COUNTS, MTU, TO, FROM),
+    *(CAPACITY, LOAD_COUNTS, MTU, TO, FROM),
     Option("sizes", "NAME", "a workload, a formula or file:PATH (default web-search)"),
     SCALE,
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringtap.core.errors import UsageError, did_you_mean
 from ringtap.core.ethernet import ETHERNET_MTU
-from ringtap.core.units import parse_duration_s, parse_rate_bps, parse_size_bytes
+from ringtap.core.units import format_rate, is_share, parse_duration_s, parse_load, parse_rate_bps, parse_size_bytes
 from ringtap.trafficgen.plans.common import OfferedLoad, PlanOutline
 
 if TYPE_CHECKING:
@@ -26,9 +26,15 @@ def duration_ns(text: str) -> int:
     return round(parse_duration_s(text) * 1e9)
 
 
+def _rate_or_share(text: str) -> int | str:
+    """Parse a load into bit/s; a share of a capacity, which is not known here, stays text."""
+    return text if is_share(text) else parse_rate_bps(text)
+
+
 # how a number is read where a text needs a unit
 _FROM_NUMBER: dict[Callable[[str], Any], Callable[[Any], Any]] = {
     parse_rate_bps: round,
+    _rate_or_share: round,
     parse_size_bytes: round,
     duration_ns: lambda seconds: round(seconds * 1e9),
 }
@@ -130,10 +136,11 @@ class TrafficKind:
 
 
 # Options of several kinds; those of a single kind are in its module
-LOAD = Option("load", "RATE", "bits per second, mean over the plan, for example 10gbit", parse_rate_bps)
+LOAD = Option("load", "LOAD", "mean over the plan: a rate such as 10gbit, or a share of --capacity", _rate_or_share)
+CAPACITY = Option("capacity", "RATE", "capacity of the link, of which --load is a share", parse_rate_bps)
 LOAD_COUNTS = Option("load-counts", "", "what --load counts (default payload)", choices=("payload", "wire"))
 MTU = Option("mtu", "BYTES", f"largest IP packet, for --load-counts wire (default {ETHERNET_MTU})", int)
-RATE = (LOAD, LOAD_COUNTS, MTU)
+RATE = (LOAD, CAPACITY, LOAD_COUNTS, MTU)
 DURATION = Option("duration", "TIME", "length of the plan, for example 60s", duration_ns)
 TO = Option("to", "HOST:PORT", "a receiver; may be repeated", is_repeated=True)
 FROM = Option(
@@ -158,18 +165,24 @@ SHARED = (*RATE, DURATION, TO, FROM, NODE, SEED)
 
 
 def offered_load(given: dict[str, Any]) -> OfferedLoad | None:
-    """Return the load that ``--load``, ``--load-counts`` and ``--mtu`` request; None without them.
+    """Return the load that ``--load``, ``--capacity``, ``--load-counts`` and ``--mtu`` request; None without them.
 
     Raises:
-        UsageError: ``--load-counts`` or ``--mtu`` is given without the option that it qualifies.
+        UsageError: an option is given without the one that it qualifies, or a share without a capacity.
     """
     if "load" not in given:
-        if "load_counts" in given or "mtu" in given:
-            raise UsageError("--load-counts and --mtu say what --load counts: give --load too")
+        if "load_counts" in given or "mtu" in given or "capacity" in given:
+            raise UsageError("--capacity, --load-counts and --mtu say what --load means: give --load too")
         return None
+    load, is_of_capacity = given["load"], isinstance(given["load"], str)
+    if is_of_capacity != ("capacity" in given):
+        lack = "is a share: add the --capacity of the link" if is_of_capacity else "is a rate: leave --capacity out"
+        raise UsageError(f"--load {load if is_of_capacity else format_rate(load)} {lack}")
+    if is_of_capacity:
+        load = parse_load(load, given["capacity"], "--load").bps
     if "mtu" in given and given.get("load_counts") != "wire":
         raise UsageError("--mtu goes with --load-counts wire: payload does not depend on it")
-    return OfferedLoad(given["load"], given.get("load_counts", "payload"), given.get("mtu", ETHERNET_MTU))
+    return OfferedLoad(load, given.get("load_counts", "payload"), given.get("mtu", ETHERNET_MTU))
 
 
 def needed_load(given: dict[str, Any]) -> OfferedLoad:

@@ -17,6 +17,7 @@ from ringtap.core.host_port import parse_address
 from ringtap.core.units import parse_size_bytes
 from ringtap.trafficgen.plans.common import OfferedLoad, PlanOutline
 from ringtap.trafficgen.plans.kind import (
+    CAPACITY,
     DURATION,
     FROM,
     ITERATIONS,
@@ -253,7 +254,7 @@ ON_OFF = TrafficKind(
     _on_off,
     (LOAD, DURATION),
     (
-        *(LOAD_COUNTS, MTU, TO, FROM),
+        *(CAPACITY, LOAD_COUNTS, MTU, TO, FROM),
         Option("on", "TIME", "on-off: mean of the on times (default 10ms)", read_ns),
         Option("off", "TIME", "on-off: mean of the off times (default 10ms)", read_ns),
     ),

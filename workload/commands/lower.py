@@ -36,7 +36,7 @@ def _lower(options: argparse.Namespace) -> int:
             raise UsageError(f"--{name} is missing: name a workload, or give --workers and --bytes of one collective")
     if options.output is not None:
         raise UsageError("-o needs a workload: one collective alone is only counted")
-    workers, size_bytes = whole_number(options.workers, "--workers"), parse_size_bytes(options.bytes)
+    workers, size_bytes = whole_number(options.workers, "--workers"), parse_size_bytes(options.bytes, "--bytes")
     graph = message_graph(options.collective, Shape(workers, size_bytes, *counts(options)))
     item: dict[str, Any] = {"collective": options.collective, "workers": workers, "bytes": size_bytes}
     item |= {"messages": len(graph), "steps": graph.steps}

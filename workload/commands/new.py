@@ -83,7 +83,9 @@ def _of_model(options: argparse.Namespace) -> Made:
     profile, workers = profile_named(options.model), whole_number(options.workers, "--workers")
     if workers < 1:
         raise UsageError(f"{workers} workers: at least one is needed")
-    made = model_workload(profile, workers, None if options.compute is None else parse_duration_s(options.compute))
+    made = model_workload(
+        profile, workers, None if options.compute is None else parse_duration_s(options.compute, "--compute")
+    )
     sizes = [size for size, _ in buckets(profile)]
     words = (
         f"{profile.title} on {counted(workers, 'worker')}: {counted(len(sizes), 'bucket')} of "

@@ -69,7 +69,7 @@ def read_job(text: str) -> PeriodicJob:
     from ringtap.workload.interleaving import PeriodicJob, Phase
 
     period, _, rest = text.partition(":")
-    period_ns = _nanoseconds(period)
+    period_ns = _nanoseconds(period, "--job")
     if not period_ns:
         raise UsageError(f"--job {text}: the period is 0, give the time of an iteration")
     phases: list[Phase] = []
@@ -78,27 +78,27 @@ def read_job(text: str) -> PeriodicJob:
         begin, _, end = times.partition("-")
         if not (begin and end and rate):
             raise UsageError(f"--job {text}: {part!r} is not START-END@RATE, such as 0ms-60ms@50gbit")
-        begin_ns, end_ns = _nanoseconds(begin), _nanoseconds(end)
+        begin_ns, end_ns = (_nanoseconds(time, "--job") for time in (begin, end))
         if not (phases[-1].end_ns if phases else 0) <= begin_ns < end_ns <= period_ns:
             raise UsageError(
                 f"--job {text}: the phase {part} is not within the period and after the phase before: give phases in "
                 "order, and a phase that goes over the period's end as two"
             )
-        phases.append(Phase(begin_ns, end_ns, _rate_bps(rate)))
+        phases.append(Phase(begin_ns, end_ns, _rate_bps(rate, "--job")))
     if len(phases) > MAX_PHASES:
         raise UsageError(f"a job has {len(phases):,} phases, more than {MAX_PHASES:,}: join those with small gaps")
     return PeriodicJob(text, period_ns, tuple(phases))
 
 
-def _nanoseconds(text: str) -> int:
-    seconds = parse_duration_s(text)
+def _nanoseconds(text: str, option: str) -> int:
+    seconds = parse_duration_s(text, option)
     if seconds > MAX_PERIOD_S:
         raise UsageError(f"{text} is longer than {MAX_PERIOD_S:,.0f} s, the longest time of an iteration")
     return round(seconds * 1e9)
 
 
-def _rate_bps(text: str) -> float:
-    rate_bps = parse_rate_bps(text)
+def _rate_bps(text: str, option: str) -> float:
+    rate_bps = parse_rate_bps(text, option)
     if not 0 < rate_bps <= MAX_RATE_BPS:
         raise UsageError(f"a rate of {text} is not above 0 and at most {format_rate(MAX_RATE_BPS)}")
     return rate_bps
@@ -122,7 +122,7 @@ def read_link(text: str, jobs: int) -> InterleavedLink:
         raise UsageError(f"--link {name} has job {unknown}, but there are jobs 0 to {jobs - 1}")
     if len(set(found)) < len(found):
         raise UsageError(f"--link {name} names a job twice")
-    return InterleavedLink(name, _rate_bps(capacity), tuple(found))
+    return InterleavedLink(name, _rate_bps(capacity, f"--link {name}"), tuple(found))
 
 
 def _links(options: argparse.Namespace, jobs: int) -> list[InterleavedLink]:
@@ -132,7 +132,7 @@ def _links(options: argparse.Namespace, jobs: int) -> list[InterleavedLink]:
     if options.capacity is not None and options.shared:
         raise UsageError("--capacity is for one link of all jobs, --link for links of some: give one of them")
     if options.capacity is not None:
-        return [InterleavedLink("link", _rate_bps(options.capacity), tuple(range(jobs)))]
+        return [InterleavedLink("link", _rate_bps(options.capacity, "--capacity"), tuple(range(jobs)))]
     if options.links is not None or not options.shared:
         raise UsageError("the capacity of the link is missing: add --capacity 25gbit")
     links = [read_link(text, jobs) for text in options.shared]
@@ -208,7 +208,9 @@ def _sharing(options: argparse.Namespace, jobs: int) -> _Sharing | None:
     if is_crux != (options.flop is not None) or (options.levels is not None and not is_crux):
         raise UsageError("--sharing crux needs the --flop of each job, and no other rule has --flop or --levels")
     iterations = whole_number(options.iterations, "--iterations", 1, MAX_ITERATIONS)
-    starts_s = [_nanoseconds(text) / 1e9 for text in options.start.split(",")] if options.start else [0.0] * jobs
+    starts_s = (
+        [_nanoseconds(text, "--start") / 1e9 for text in options.start.split(",")] if options.start else [0.0] * jobs
+    )
     if len(starts_s) != jobs:
         raise UsageError(f"--start {options.start} has {len(starts_s)} times, and there are {counted(jobs, 'job')}")
     try:

@@ -29,7 +29,9 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "--iterations", metavar="N", help="iterations; the first one is left out (5; with --cross as many as last)"
     )
-    parser.add_argument("--loads", metavar="FROM:TO:STEP", help="cross traffic as shares of a link's rate (0)")
+    parser.add_argument(
+        "--loads", metavar="FROM:TO:STEP", help="cross traffic: rates, shares or per cent of a link (0)"
+    )
     parser.add_argument(
         "--cross",
         action="append",
@@ -76,12 +78,13 @@ def _simulate(options: argparse.Namespace) -> int:
         raise UsageError(f"{options.output} exists: name another directory")
     if options.cross and options.loads is not None:
         raise UsageError("--loads and --cross are two kinds of cross traffic: give one of them")
-    loads, given, bounds = read_loads(options.loads or "0"), options.iterations, (LEAST_ITERATIONS, MAX_ITERATIONS)
+    given, bounds = options.iterations, (LEAST_ITERATIONS, MAX_ITERATIONS)
     iterations = None if given is None else whole_number(given, "--iterations", *bounds)
-    others, limit_s = read_simulators(options.others), parse_duration_s(options.time_limit)
+    others, limit_s = read_simulators(options.others), parse_duration_s(options.time_limit, "--time-limit")
     simulator, plans = _simulator(options)
     if others and simulator.ranks_per_host > 1:
         raise UsageError("--with needs one rank per host: add --gpus-per-node 1")
+    loads = read_loads(options.loads or "0", simulator.rate_bps)
     workload, network, rate_bps = simulator.workload, simulator.topology, simulator.rate_bps
     if options.output is not None:
         parameters_of(workload)

@@ -46,7 +46,9 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "--overhead", default="0s", metavar="TIME", help="time for which a message occupies its sender (0s)"
     )
-    parser.add_argument("--loads", default="0", metavar="FROM:TO:STEP", help="cross traffic as shares of the rate (0)")
+    parser.add_argument(
+        "--loads", default="0", metavar="FROM:TO:STEP", help="cross traffic: rates, shares or per cent (0)"
+    )
     parser.add_argument(
         "--slice", default=str(SLICE_PARAMETERS), metavar="P", help=f"parameters of P3's slices ({SLICE_PARAMETERS:,})"
     )
@@ -59,17 +61,20 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 
 def _whatif(options: argparse.Namespace) -> int:
-    rate_bps, loads = capacity_bps(options.capacity), read_loads(options.loads)
-    sizes = (
-        GRADIENT_BYTES * whole_number(options.slice, "--slice", 1),
-        None if options.partition is None else _positive(parse_size_bytes(options.partition), "--partition"),
-        None if options.credit is None else _positive(parse_size_bytes(options.credit), "--credit"),
-    )
+    rate_bps = capacity_bps(options.capacity)
+    loads = read_loads(options.loads, rate_bps)
+    partition, credit = (_size_bytes(getattr(options, name), f"--{name}") for name in ("partition", "credit"))
+    sizes = GRADIENT_BYTES * whole_number(options.slice, "--slice", 1), partition, credit
     try:
         tensors, workers = _given(options)
     except UnknownLayersError as error:
         return _overlap(options, rate_bps, loads, error)
-    network = network_of(workers, rate_bps, parse_duration_s(options.latency), parse_duration_s(options.overhead))
+    network = network_of(
+        workers,
+        rate_bps,
+        parse_duration_s(options.latency, "--latency"),
+        parse_duration_s(options.overhead, "--overhead"),
+    )
     networks = [network._replace(rate_bps=rate_bps * (1 - load)) for load in loads]
     found = [schedules(tensors, each, *sizes) for each in networks]
     points = [_point(*each, tensors) for each in zip(loads, networks, found, strict=True)]
@@ -101,7 +106,7 @@ def _overlap(options: argparse.Namespace, rate_bps: float, loads: Sequence[float
     if options.workers is not None:
         workload = scale(workload, Scaling(whole_number(options.workers, "--workers")))
     options.gpus_per_node = None
-    per_host, latency_s = ranks_per_host(options, workload), parse_duration_s(options.latency)
+    per_host, latency_s = ranks_per_host(options, workload), parse_duration_s(options.latency, "--latency")
     times = [overlap_times(workload, rate_bps * (1 - load), latency_s, per_host) for load in loads]
     assumptions = assumed_of_others(workload) if options.workers is None else workload.about["assumptions"]
     if options.json:
@@ -140,10 +145,16 @@ def _overlap(options: argparse.Namespace, rate_bps: float, loads: Sequence[float
     return 0
 
 
-def _positive(number: int, option: str) -> int:
-    if number < 1:
-        raise UsageError(f"{option} {number} is below 1")
-    return number
+def _size_bytes(text: str | None, option: str) -> int | None:
+    """Return the size of an option, if it is given.
+
+    Raises:
+        UsageError: it is not a size of a byte or more.
+    """
+    found = None if text is None else parse_size_bytes(text, option)
+    if found is not None and found < 1:
+        raise UsageError(f"{option} {found} is below 1")
+    return found
 
 
 def _given(options: argparse.Namespace) -> tuple[list[LayerTensor], int | None]:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ringtap.core.toml_tables import TomlTable
-from ringtap.core.units import format_rate, parse_rate_bps
+from ringtap.core.units import format_rate, parse_load
 
 REACHES = ("ssh", "slurm", "local")
 OPT_IN = "i_may_load_these_links"
@@ -95,8 +95,13 @@ class Cluster:
         return asdict(self) | {"hosts": names, "machines": [asdict(host) for host in self.hosts]}
 
 
+def read_most_load(table: TomlTable, capacity_bps: float) -> int:
+    """Return the limit of the cross traffic in bit/s; 0 if [cluster] gives none."""
+    return int(table.quantity("most_load", "0bit", lambda text: parse_load(text, capacity_bps).bps))
+
+
 def read_cluster(
-    table: TomlTable, hosts: Sequence[TomlTable], asked_bps: int, job_workers: tuple[str, ...] = ()
+    table: TomlTable, hosts: Sequence[TomlTable], asked_bps: int, capacity_bps: float, job_workers: tuple[str, ...] = ()
 ) -> Cluster:
     """Read and check [cluster] and [[hosts]].
 
@@ -104,6 +109,7 @@ def read_cluster(
         table: the plan's [cluster].
         hosts: its [[hosts]].
         asked_bps: the most that any step of the plan sends at a time; 0 for a plan without cross traffic.
+        capacity_bps: capacity of the links, of which a most_load may be a share.
         job_workers: workers of a plan of jobs, whose [cluster] names no roles; empty for other plans.
 
     Raises:
@@ -122,7 +128,7 @@ def read_cluster(
     workers, servers = table.texts("workers", list(job_workers) or ...), table.texts("servers", [])
     cross_from, cross_to = table.text("cross_from", ""), table.text("cross_to", "")
     may_load = bool(table.take(OPT_IN, bool, False, lambda _: True, "true or false"))
-    most_load_bps = int(table.quantity("most_load", "0bit", parse_rate_bps))
+    most_load_bps = read_most_load(table, capacity_bps)
     ports, environment = _ports(table), table.variables("environment", OWN_VARIABLES)
     table.finish()
     if not workers:

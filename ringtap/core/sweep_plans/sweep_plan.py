@@ -12,7 +12,14 @@ from typing import Any, NoReturn, TypeAlias
 
 from ringtap.core.errors import UsageError
 from ringtap.core.installation import shipped_example
-from ringtap.core.sweep_plans.cluster_hosts import OPT_IN, Cluster, check_roles, read_cluster, unknown_host
+from ringtap.core.sweep_plans.cluster_hosts import (
+    OPT_IN,
+    Cluster,
+    check_roles,
+    read_cluster,
+    read_most_load,
+    unknown_host,
+)
 from ringtap.core.sweep_plans.collective_algorithms import Collectives, check_places, read_collectives
 from ringtap.core.sweep_plans.jobs_that_share import (
     CONGESTION_CONTROL,
@@ -32,7 +39,7 @@ from ringtap.core.sweep_plans.training_jobs import SCALE_MODEL, Model, read_mode
 from ringtap.core.testbed_options import LIMITS, TOPOLOGY_OF, LinkOptions
 from ringtap.core.toml_tables import PlanTables, TomlTable
 from ringtap.core.transports import contradiction, is_rdma
-from ringtap.core.units import parse_duration_s, parse_rate_bps, parse_size_bytes
+from ringtap.core.units import parse_duration_s, parse_load, parse_rate_bps, parse_size_bytes
 
 CUSTOM = "custom"  # configuration of a testbed that names its hosts and roles
 THESIS_HOSTS = ("S0", "S1", "S2", "S3")  # of the configurations of the thesis, A and B
@@ -323,9 +330,9 @@ def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
     _check_models(file, models, traffic)
     full_bps = sweep.quantity("capacity", ... if is_real else "25gbit", parse_rate_bps)
     capacity_bps = round(full_bps if is_real else full_bps / scale)  # a real link is not scaled
-    most_bps = file.one("cluster").quantity("most_load", "0bit", parse_rate_bps) if is_real else 0.0
+    most_bps = read_most_load(file.one("cluster"), full_bps) if is_real else 0
     most = most_bps / capacity_bps / (burst.height if "burst" in traffic else 1.0) if most_bps else 1.0
-    loads = _loads(sweep, most)
+    loads = _loads(sweep, full_bps, most)
     auto, window = _auto(sweep, is_real), _window(file.one("window"), is_auto=sweep.is_text("loads"))
     if auto and auto.budget_s < len(loads) * (window.settle_s + window.min_s):
         sweep.fail("budget", f"= {auto.budget_s:g} s is too short for the first pass of {len(loads)} loads")
@@ -342,14 +349,14 @@ def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
         traffic=traffic,
         iperf_streams=_iperf_streams(sweep),
         topology=(
-            read_cluster(file.one("cluster"), file.each("hosts"), round(peak * capacity_bps))
+            read_cluster(file.one("cluster"), file.each("hosts"), round(peak * capacity_bps), full_bps)
             if is_real
             else _testbed(file.one("testbed"))
         ),
         window=window,
         burst=burst,
         auto=auto,
-        capture=_capture(sweep, file.one("capture"), loads),
+        capture=_capture(sweep, file.one("capture"), loads, full_bps),
         collectives=collectives,
     )
     _check_testbeds(file, plan)
@@ -397,7 +404,7 @@ def _plan_of_jobs(file: PlanTables) -> SharingPlan:
         if rule := next((rule for rule in RULES if rule in offsets), ""):
             sweep.fail("offsets", f"holds {rule!r}, which is for the links of a [testbed]: leave it out on a [cluster]")
         jobs = tuple(map(over_tcp, jobs))
-        topology = _cluster_of_jobs(file, tables, jobs)
+        topology = _cluster_of_jobs(file, tables, jobs, full_bps)
     else:
         topology = _testbed_of_jobs(file.one("testbed"), jobs)
         rules = [rule for rule in RULES if rule in offsets and rule != CONGESTION_CONTROL]
@@ -426,7 +433,9 @@ def _plan_of_jobs(file: PlanTables) -> SharingPlan:
     return plan
 
 
-def _cluster_of_jobs(file: PlanTables, tables: Sequence[TomlTable], jobs: Sequence[SharingJob]) -> Cluster:
+def _cluster_of_jobs(
+    file: PlanTables, tables: Sequence[TomlTable], jobs: Sequence[SharingJob], capacity_bps: float
+) -> Cluster:
     """Return the hosts that jobs run on, which all are workers."""
     table, hosts = file.one("cluster"), file.each("hosts")
     workers = tuple(dict.fromkeys(host for job in jobs for host in job.workers))
@@ -437,7 +446,7 @@ def _cluster_of_jobs(file: PlanTables, tables: Sequence[TomlTable], jobs: Sequen
     for job_table, job in zip(tables, jobs, strict=True):
         if names and (strange := next((host for host in job.workers if host not in names), "")):
             job_table.fail("workers", unknown_host(strange, names))
-    cluster = read_cluster(table, hosts, 0, workers)
+    cluster = read_cluster(table, hosts, 0, capacity_bps, workers)
     if cluster.reach == "local":
         table.fail("reach", '= "local" has no link that jobs could share: use ssh or slurm, or a [testbed]')
     check_hosts(tables, jobs, cluster)
@@ -516,14 +525,22 @@ def _check_transports(file: PlanTables, plan: LoadPlan) -> None:
                 raise UsageError(f"{where}: {found}{on} contradicts it: take the variable out, or change the transport")
 
 
-def _loads(sweep: TomlTable, most: float) -> tuple[float, ...]:
+def _shares(sweep: TomlTable, key: str, loads: Sequence[float | str], capacity_bps: float) -> tuple[float, ...]:
+    """Return loads of a plan as shares of the capacity."""
+    try:
+        return tuple(parse_load(one, capacity_bps).share if isinstance(one, str) else float(one) for one in loads)
+    except UsageError as error:
+        sweep.fail(key, f"is not understood: {error}")
+
+
+def _loads(sweep: TomlTable, capacity_bps: float, most: float) -> tuple[float, ...]:
     """Return the loads, or those of the first pass of a sweep that chooses its loads up to the share ``most``."""
-    rule = f'a list of shares of the capacity, or "{AUTO}"'
+    rule = f'a list of loads, such as 0.8, "80%" or "10gbit", or "{AUTO}"'
     loads = sweep.take(
         "loads",
         (list, str),
         ...,
-        lambda value: value == AUTO or (isinstance(value, list) and bool(value) and all(map(_is_number, value))),
+        lambda value: value == AUTO or (isinstance(value, list) and bool(value) and all(map(_is_load, value))),
         rule,
     )
     if loads == AUTO:
@@ -533,10 +550,11 @@ def _loads(sweep: TomlTable, most: float) -> tuple[float, ...]:
         # evenly spaced in ln(C/(C-BW)), in which the curves bend evenly
         step = -math.log1p(-heaviest) / (_FIRST_LOADS - 1)
         return tuple(round(-math.expm1(-step * number), 2) for number in range(_FIRST_LOADS))
-    for load in loads:
-        if not 0 <= load < 1:
+    shares = _shares(sweep, "loads", loads, capacity_bps)
+    for load, share in zip(loads, shares, strict=True):
+        if not 0 <= share < 1:
             sweep.fail("loads", f"holds {load}: a load is a share of the capacity, from 0 to below 1")
-    return tuple(float(load) for load in loads)
+    return shares
 
 
 def _auto(sweep: TomlTable, is_real: bool) -> AutoLoads | None:
@@ -565,16 +583,15 @@ def _auto(sweep: TomlTable, is_real: bool) -> AutoLoads | None:
     return auto
 
 
-def _capture(sweep: TomlTable, table: TomlTable, loads: tuple[float, ...]) -> Capture | None:
-    asked = sweep.take(
-        "capture", list, [], lambda value: all(_is_number(one) for one in value), "a list of loads of the plan"
-    )
+def _capture(sweep: TomlTable, table: TomlTable, loads: tuple[float, ...], capacity_bps: float) -> Capture | None:
+    given = sweep.take("capture", list, [], lambda value: all(map(_is_load, value)), "a list of loads of the plan")
+    asked = _shares(sweep, "capture", given, capacity_bps)
     for load in asked:
         if load not in loads:
             nearest = min(loads, key=lambda one: abs(one - load))
             sweep.fail("capture", f"holds {load:g}, which is not among the loads; the nearest is {nearest:g}")
     capture = Capture(
-        tuple(float(load) for load in dict.fromkeys(asked)),
+        tuple(dict.fromkeys(asked)),
         table.integer("iterations", 10, 1, 100_000),
         int(table.quantity("max_bytes", "1GB", parse_size_bytes)),
     )
@@ -607,8 +624,8 @@ def _traffic(sweep: TomlTable) -> tuple[str, ...]:
     return traffic
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _is_load(value: Any) -> bool:
+    return isinstance(value, (int, float, str)) and not isinstance(value, bool)
 
 
 def _testbed(table: TomlTable) -> Testbed:

@@ -11,7 +11,14 @@ from typing import Any
 from ringtap.core.ethernet import payload_share
 from ringtap.core.sweep_plans.cluster_hosts import OWN_VARIABLES
 from ringtap.core.sweep_plans.collective_algorithms import Collectives
-from ringtap.core.thesis_neural_networks import BUCKET_BYTES, FIRST_BUCKET_BYTES, GRADIENT_BYTES, PROFILES, ring_bytes
+from ringtap.core.thesis_neural_networks import (
+    BUCKET_BYTES,
+    FIRST_BUCKET_BYTES,
+    GRADIENT_BYTES,
+    PROFILES,
+    profile_of,
+    ring_bytes,
+)
 from ringtap.core.toml_tables import TomlTable
 from ringtap.core.transports import VARIABLES, carrier_of, label_problem
 from ringtap.core.units import parse_duration_s, parse_size_bytes
@@ -106,13 +113,14 @@ def series_name(model: str, kind: str, *variants: str) -> str:
 
 def read_model(table: TomlTable, scale: float, collectives: Collectives, key: str = "name") -> Model:
     """Return a model, whose name is the value of a key."""
-    name = table.text(key, ...)
+    given = table.text(key, ...)
+    profile = profile_of(given)
+    name = given if profile is None else profile.name
     if not re.fullmatch(MODEL_NAME, name):
         table.fail(key, f"= {name!r} is not a plain name (letters, digits, dot, dash)")
-    profile = PROFILES.get(name)
     command = table.texts("command", [])
     job = table.text("job", COMMAND if command else SCALE_MODEL, (SCALE_MODEL, REAL))
-    _check_job(table, job, scale, key)
+    _check_job(table, job, scale, name)
     if profile is None and not command and not table.has("compute"):
         near = difflib.get_close_matches(name, PROFILES, 1)
         hint = f"did you mean {near[0]}?" if near else f"profiles: {', '.join(PROFILES)}"
@@ -163,8 +171,8 @@ def _check_job(table: TomlTable, job: str, scale: float, name: str) -> None:
         table.fail("job", "does not go with a command of your own: leave one of them out")
     if job != REAL:
         return
-    real = [name for name, profile in PROFILES.items() if profile.library]
-    if table.text(name, ...) not in real:
+    real = [one.name for one in PROFILES.values() if one.library]
+    if name not in real:
         table.fail("job", f'= "{REAL}" is for {", ".join(real)}: give another model of your own as a command')
     for key in ("layers", "compute", "parameters"):
         if table.has(key):

@@ -13,6 +13,7 @@ from ringtap.core.units import (
     format_rate,
     format_size,
     parse_duration_s,
+    parse_load,
     parse_rate_bps,
     parse_size_bytes,
 )
@@ -54,6 +55,48 @@ def test_nonsense_is_refused_in_one_sentence(text: str, parse: object) -> None:
     with pytest.raises(UsageError) as caught:
         parse(text)  # type: ignore[operator]
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "says"),
+    [
+        (
+            parse_duration_s,
+            "100",
+            "--x '100' has no unit: write a number and a unit (ns, us, ms, s, min, h), such as 370ms",
+        ),
+        (parse_duration_s, "2sec", "--x '2sec' is not understood: did you mean 2s? write a number and a unit (ns, us"),
+        (parse_duration_s, "2minutes", "did you mean 2min?"),
+        (parse_rate_bps, "10", "--x '10' has no unit: write a number and a unit (bit, kbit, mbit, gbit, tbit)"),
+        (parse_rate_bps, "10gb", "did you mean 10gbit?"),
+        (parse_size_bytes, "5", "--x '5' has no unit: write a number and a unit (b, kb, mb, gb, tb, kib"),
+    ],
+)
+def test_what_lacks_its_unit_is_answered_with_the_option_and_the_units(
+    parse: Callable[[str, str], float], text: str, says: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text, "--x")
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["10gbit", "0.4", ".4", "40%", " 40 % ", "40.0%"])
+def test_a_load_is_a_rate_a_share_or_per_cent(text: str) -> None:
+    assert parse_load(text, 25e9) == (0.4, 1e10)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("18", "--load '18' has no unit: write a number and a unit (bit, kbit, mbit, gbit, tbit), such as"),
+        ("fast", "--load 'fast' is not understood: write a number and a unit (bit, kbit, mbit, gbit, tbit)"),
+        ("-1%", "or a share of the capacity, such as 0.8 or 80%"),
+    ],
+)
+def test_what_is_no_load_is_refused(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_load(text, 25e9, "--load")
+    assert says in str(caught.value)
 
 
 @given(st.integers(min_value=1, max_value=10**13))

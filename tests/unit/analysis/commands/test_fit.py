@@ -213,8 +213,8 @@ def test_fit_accepts_any_order_other_columns_and_blank_lines(capsys, tmp_path, p
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--capacity", "25"], "rate"),
-        (["--capacity", "fast"], "rate"),
+        (["--capacity", "25"], "capacity '25' has no unit: write a number and a unit (bit, "),
+        (["--capacity", "fast"], "capacity 'fast' is not understood"),
         (["--capacity", "0gbit"], "positive"),
         (["--capacity", "20gbit"], "line 7"),
         (["--n", "3"], "--n"),
@@ -223,6 +223,7 @@ def test_fit_accepts_any_order_other_columns_and_blank_lines(capsys, tmp_path, p
         (["--bootstrap", "many"], "whole number"),
         (["--weights", "std_s"], "no column std_s"),
         (["--max-load", "7"], "rate"),
+        (["--max-load", "28%"], "2 points at 2 loads up to 7 Gbit/s are too few"),
         (["--max-load", "7gbit"], "2 points at 2 loads up to 7 Gbit/s are too few"),
     ],
 )

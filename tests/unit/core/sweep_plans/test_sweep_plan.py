@@ -41,6 +41,22 @@ def test_defaults_are_the_scale_model_of_the_thesis(tmp_path: Path) -> None:
     assert spec.congestion_control == "cubic"
 
 
+def test_loads_and_models_may_be_written_as_elsewhere(tmp_path: Path) -> None:
+    text = GOOD.replace("loads = [0, 0.3, 0.3]", 'loads = [0, "30%", "0.3", "7.5gbit"]\ncapture = ["7.5gbit"]')
+    plan = load_plan(plan_file(tmp_path, text.replace('"vgg16"', '"VGG-16"')))
+    assert plan.loads == (0, 0.3, 0.3, 0.3)
+    assert plan.capture is not None
+    assert plan.capture.loads == (0.3,)
+    assert plan.models[0].name == "vgg16"
+    for load, says in (
+        ('"18"', "has no unit"),
+        ('"26gbit"', "from 0 to below 1"),
+        ('"fast"', "loads is not understood"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            load_plan(plan_file(tmp_path, GOOD.replace("0.3, 0.3", load)))
+
+
 def test_configuration_a_bottleneck_is_the_senders_uplink(tmp_path: Path) -> None:
     plan = load_plan(plan_file(tmp_path, GOOD + '\n[testbed]\nconfiguration = "A"\n'))
     roles = layout(plan)[1]
@@ -263,7 +279,7 @@ def test_chosen_loads_have_a_first_pass_targets_and_a_budget(
         ('budget = "20s"', "sweep.budget = 20 s is too short for the first pass of 4 loads"),
         ('target_interval = "0bit"', "sweep.target_interval is 0"),
         ("target_mean = 2", "sweep.target_mean = 2 is not a number from 0.001 to 1"),
-        ('loads = "atuo"', 'is not a list of shares of the capacity, or "auto"'),
+        ('loads = "atuo"', 'is not a list of loads, such as 0.8, "80%" or "10gbit", or "auto"'),
         ('loads = [0, 0.5]\nbudget = "5min"', 'sweep.budget is for loads = "auto"'),
     ],
 )

@@ -381,7 +381,7 @@ def test_wrong_tables(content: bytes | None, words: str, tmp_path: Path, capsys:
         ("--tensors t.csv w --capacity 1gbit", "name a workload or --tensors FILE.csv"),
         ("--tensors t.csv", "--capacity is missing"),
         ("--tensors t.csv --capacity 0gbit", "is not a positive rate"),
-        ("--tensors t.csv --capacity fast", "rate 'fast' is not understood"),
+        ("--tensors t.csv --capacity fast", "--capacity 'fast' is not understood"),
         ("--tensors t.csv --capacity 1gbit --slice 0", "--slice 0 is below 1"),
         ("--tensors t.csv --capacity 1gbit --slice 1", "messages of 4 bytes are more than 1,000,000 in an iteration"),
         ("--tensors t.csv --capacity 1gbit --partition 0B", "--partition 0 is below 1"),

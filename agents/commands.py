@@ -1,4 +1,4 @@
-"""Implements ``ringtap run``, ``capture`` and ``sweep``: reads their options and starts the work."""
+"""Implements ``ringtap run``, ``record`` and ``sweep``: reads their options and starts the work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def register(subparsers: Any, name: str, summary: str) -> None:
     """Add one of the subcommands of this module."""
     parser = subparsers.add_parser(name, help=summary, description=summary)
-    {"run": _register_run, "capture": _register_capture, "sweep": _register_sweep}[name](parser)
+    {"run": _register_run, "record": _register_record, "sweep": _register_sweep}[name](parser)
 
 
 def _register_recording(parser: argparse.ArgumentParser) -> None:
@@ -83,13 +83,13 @@ def _register_run(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(handler=_run)
 
 
-def _register_capture(parser: argparse.ArgumentParser) -> None:
+def _register_record(parser: argparse.ArgumentParser) -> None:
     _register_recording(parser)
     parser.add_argument("--duration", metavar="TIME", help="how long (default: until Ctrl-C)")
     parser.add_argument(
         "--pid", type=int, action="append", default=[], help="watch this process until it ends; may be repeated"
     )
-    parser.set_defaults(handler=_capture)
+    parser.set_defaults(handler=_record)
 
 
 def _register_sweep(parser: argparse.ArgumentParser) -> None:
@@ -189,9 +189,9 @@ def _run(options: argparse.Namespace) -> int:
     return run_job(location, settings, command, options.live, listener)
 
 
-def _capture(options: argparse.Namespace) -> int:
+def _record(options: argparse.Namespace) -> int:
     from ringtap.agents.job.run_location import find_location, node_name
-    from ringtap.agents.node.capture_without_job import capture, check_pids
+    from ringtap.agents.node.record_without_job import check_pids, record
     from ringtap.core.units import parse_duration_s
 
     settings, node = _settings(options), node_name(options.node)
@@ -202,9 +202,9 @@ def _capture(options: argparse.Namespace) -> int:
         )
     check_pids(options.pid)
     _check_live(options.live)
-    location = find_location("capture", options.output, options.join, node, settings, options.access)
+    location = find_location("record", options.output, options.join, node, settings, options.access)
     _print_location(location, settings, node, options.verbose)
-    return capture(location, settings, seconds, options.pid, options.live)
+    return record(location, settings, seconds, options.pid, options.live)
 
 
 def _clean(plan: SweepPlan, as_json: bool) -> int:

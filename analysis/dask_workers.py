@@ -54,9 +54,9 @@ _MALLOC = {"MMAP_THRESHOLD": (-3, 32 << 20), "TRIM_THRESHOLD": (-1, 1 << 30)}
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--scheduler``."""
+    """Add ``--dask``."""
     parser.add_argument(
-        "--scheduler",
+        "--dask",
         metavar="WHO",
         help="read with Dask: local[:PROCESSES], the address or the file of a scheduler, or slurm[:JOBS]",
     )
@@ -64,7 +64,7 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def workers(scheduler: str | None, processes: int = 1) -> Iterator[Executor | None]:
-    """Provide the workers that ``--scheduler`` names until the block ends; None for this process.
+    """Provide the workers that ``--dask`` names until the block ends; None for this process.
 
     Args:
         scheduler: value of the option; None: it was not given.
@@ -87,11 +87,11 @@ def workers(scheduler: str | None, processes: int = 1) -> Iterator[Executor | No
             dask.config.set({"logging": dict.fromkeys(_LOGGERS, "critical") | dask.config.get("logging", {})})
         from distributed.utils import silence_logging_cmgr
     except ModuleNotFoundError as error:
-        raise UsageError(f"--scheduler needs Dask, which is not installed here: {install_command('dask')}") from error
+        raise UsageError(f"--dask needs Dask, which is not installed here: {install_command('dask')}") from error
     counted = _COUNTED.fullmatch(scheduler)
     if not counted and not _ADDRESS.fullmatch(scheduler) and not Path(scheduler).is_file():
         raise UsageError(
-            f"--scheduler {scheduler} is neither local, local:N, slurm, slurm:N, an address (tcp://HOST:PORT) nor a "
+            f"--dask {scheduler} is neither local, local:N, slurm, slurm:N, an address (tcp://HOST:PORT) nor a "
             "scheduler's file"
         )
     settings: dict[str, Any] = {
@@ -138,7 +138,7 @@ def _forked(count: int) -> Iterator[Executor]:
     except BrokenProcessPool as error:
         raise MeasurementError(
             "a process that read nodes was ended, which happens where memory lacks: the same command goes on where it "
-            "stopped, and with --scheduler local:1 one process reads"
+            "stopped, and with --dask local:1 one process reads"
         ) from error
 
 
@@ -181,7 +181,7 @@ def _local(count: int, stack: contextlib.ExitStack) -> Client:
         except RuntimeError as error:
             raise MeasurementError(
                 "a worker of Dask ended while it started on this machine, which happens where memory lacks: "
-                "--scheduler local:1 starts only one"
+                "--dask local:1 starts only one"
             ) from error
         return stack.enter_context(Client(stack.enter_context(cluster)))
 
@@ -212,7 +212,7 @@ def _security() -> Any:
         return Security.temporary()
     except ImportError as error:
         raise UsageError(
-            f"--scheduler needs cryptography, which is not installed here: {install_command('dask')}"
+            f"--dask needs cryptography, which is not installed here: {install_command('dask')}"
         ) from error
 
 
@@ -249,7 +249,7 @@ def _slurm(count: int, stack: contextlib.ExitStack) -> Client:
             preexec_fn=die_with_parent(),
         )
     except FileNotFoundError as error:
-        raise UsageError("--scheduler slurm needs sbatch, which is not on this machine: use a login node") from error
+        raise UsageError("--dask slurm needs sbatch, which is not on this machine: use a login node") from error
     if test.returncode:
         errors = [line.removeprefix("sbatch: error: ") for line in test.stderr.splitlines() if "error:" in line]
         raise MeasurementError(f"Slurm takes no job of Dask: {errors[0] if errors else 'it gives no reason'}")
@@ -330,7 +330,7 @@ def slurm_cluster(stack: contextlib.ExitStack) -> Any:
         from dask_jobqueue import SLURMCluster
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"--scheduler slurm needs dask-jobqueue, which is not installed here: {install_command('dask')}"
+            f"--dask slurm needs dask-jobqueue, which is not installed here: {install_command('dask')}"
         ) from error
     found = dask.config.get("jobqueue.slurm")
     missing = [name for name in ("cores", "memory") if not found.get(name)]

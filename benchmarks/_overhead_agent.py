@@ -80,16 +80,16 @@ def _await_line(child: Child) -> None:
 
 @contextlib.contextmanager
 def _capture(bench: Bench, every: str, pid: int) -> Iterator[Path]:
-    """Run ``ringtap capture`` with its default collectors; yield the run's directory."""
+    """Run ``ringtap record`` with its default collectors; yield the run's directory."""
     run = bench.folder / f"capture-{len(bench.samples.get('agent', []))}-{time.monotonic_ns()}"
-    child = bench.processes.ringtap("capture", "--every", every, "--pid", pid, "-o", run, "--node", "here")
+    child = bench.processes.ringtap("record", "--every", every, "--pid", pid, "-o", run, "--node", "here")
     child.await_it((run / "nodes" / "here" / "sockets" / "sockets.rec").exists, "record")
     try:
         yield run
     finally:
         ended = child.end(signal.SIGINT)
     if ended.code != 0:
-        raise BenchmarkError(f"ringtap capture ended with {ended.code}: {ended.stderr.strip()[-300:]}")
+        raise BenchmarkError(f"ringtap record ended with {ended.code}: {ended.stderr.strip()[-300:]}")
 
 
 def _usage(run: Path) -> Usage:

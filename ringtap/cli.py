@@ -79,12 +79,12 @@ GROUPS = {
     "Send and build": {
         "traffic": ("", "cross traffic: plan, serve, send, verify"),
         "testbed": ("ringtap.agents.testbed.commands", "the virtual testbed: up, exec, status, down"),
-        "capture": ("ringtap.agents.commands", "record this node without a job"),
+        "record": ("ringtap.agents.commands", "record this node without a job"),
     },
     "Slurm": {
         "submit": ("ringtap.slurm.submit_command", "run a wrapped command or a sweep as a Slurm job"),
         "status": ("ringtap.slurm.status", "how a run, a sweep or a submitted job stands"),
-        "collect": ("ringtap.slurm.merge_sweep_parts", "put the parts of a submitted sweep together"),
+        "merge": ("ringtap.slurm.merge_sweep_parts", "put the parts of a submitted sweep together"),
         "bundle": ("ringtap.slurm.bundle", "gather what a cluster without internet lacks"),
     },
     "Other": {
@@ -93,9 +93,14 @@ GROUPS = {
     },
 }
 VERBS = {name: entry for verbs in GROUPS.values() for name, entry in verbs.items()}
-# names of earlier versions, and what the verbs and the options are called now
-_RENAMED = {"lab": "testbed"}
+# command -> its verbs of earlier versions, and what they are called now
+_RENAMED = {
+    "ringtap": {"capture": "record", "collect": "merge", "lab": "testbed"},
+    "ringtap traffic": {"bundle": "zipapp"},
+}
+# verb -> options of earlier versions, and what they are called now
 _RENAMED_OPTIONS = {
+    **{verb: {"--scheduler": "--dask"} for verb in ("analyze", "flows", "report")},
     "testbed": {"--lab": "--testbed", "--rate": "--capacity"},
     "traffic": {"--line-rate": "--capacity"},
     "whatif": {"--bandwidth": "--capacity"},
@@ -136,8 +141,8 @@ SUB_VERBS = {
             "ringtap.trafficgen.commands.calibrate",
             "measure this host's launch lateness and throughput ceiling over loopback; takes 10 s",
         ),
-        "bundle": (
-            "ringtap.trafficgen.commands.bundle",
+        "zipapp": (
+            "ringtap.trafficgen.commands.zipapp",
             "write the traffic generator as one file that any Python from 3.10 on runs, with nothing installed",
         ),
     },
@@ -197,15 +202,15 @@ EXAMPLES = {
     "traffic send": ("ringtap traffic send web.plan --log sent.rec",),
     "traffic verify": ("ringtap traffic verify web.plan --sent sent.rec -o verified",),
     "traffic calibrate": ("ringtap traffic calibrate",),
-    "traffic bundle": ("ringtap traffic bundle -o ringtap-traffic.pyz",),
+    "traffic zipapp": ("ringtap traffic zipapp -o ringtap-traffic.pyz",),
     "testbed up": ("ringtap testbed up --capacity 250mbit",),
     "testbed exec": ("ringtap testbed exec S0 -- ip -brief addr",),
     "testbed status": ("ringtap testbed status",),
     "testbed down": ("ringtap testbed down --all",),
-    "capture": ("ringtap capture -o runs/second --duration 1s",),
+    "record": ("ringtap record -o runs/second --duration 1s",),
     "submit": (_SUBMIT,),
     "status": ("ringtap status runs/two-models",),
-    "collect": ("ringtap collect runs/two-models",),
+    "merge": ("ringtap merge runs/two-models",),
     "bundle": ("ringtap bundle --site narval -o bundle",),
     "export": (
         "ringtap export runs/job --to parquet -o tables",
@@ -277,7 +282,8 @@ class Parser(argparse.ArgumentParser):
         what = f"{name}: {value!r} is not known"
         if isinstance(action, argparse._SubParsersAction):
             what = f"there is no command {value!r}"
-            hint = f"it is {_RENAMED[value]} now" if value in _RENAMED else hint
+            renamed = _RENAMED.get(self.prog, {})
+            hint = f"it is {renamed[value]} now" if value in renamed else hint
         raise argparse.ArgumentError(None, f"{what}: {hint}" if hint else what)
 
 

@@ -25,7 +25,7 @@ from ringtap.core.isolated_python import python_command
 from ringtap.core.parent_death import run_helper
 from ringtap.core.units import format_size
 from ringtap.slurm.site_profiles import Site, load_site
-from ringtap.trafficgen.commands.bundle import write_archive
+from ringtap.trafficgen.commands.zipapp import write_archive
 
 ARCHIVE = "ringtap-traffic.pyz"
 MANIFEST = "MANIFEST"

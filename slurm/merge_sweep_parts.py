@@ -1,6 +1,6 @@
-"""Implements ``ringtap collect``: merges the points of a submitted sweep's parts into its run directory.
+"""Implements ``ringtap merge``: merges the points of a submitted sweep's parts into its run directory.
 
-The points refer to the parts: nothing is copied and no part is changed, so a sweep can be collected while its jobs
+The points refer to the parts: nothing is copied and no part is changed, so a sweep can be merged while its jobs
 write, and again later.
 """
 
@@ -25,7 +25,7 @@ from ringtap.slurm.status import FINAL, Standing, next_steps, standing, sweep_st
 from ringtap.slurm.submission_file_names import SubmitPaths
 
 
-def collect(run: RunDirectory) -> tuple[Standing, list[str]]:
+def merge_run(run: RunDirectory) -> tuple[Standing, list[str]]:
     """Update a submitted run: merge the parts of a sweep, or finish a run that its job could not finish.
 
     Returns:
@@ -113,7 +113,7 @@ def _reached(precheck: dict[str, Any]) -> float:
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
-    """Add the ``collect`` verb."""
+    """Add the ``merge`` verb."""
     parser = subparsers.add_parser(
         name,
         help=summary,
@@ -123,11 +123,11 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory of ringtap submit")
     add_json(parser)
-    parser.set_defaults(handler=_collect)
+    parser.set_defaults(handler=_merge)
 
 
-def _collect(options: argparse.Namespace) -> int:
-    found, problems = collect(RunDirectory.open(options.run))
+def _merge(options: argparse.Namespace) -> int:
+    found, problems = merge_run(RunDirectory.open(options.run))
     for problem in problems:
         print(f"ringtap: {one_line(problem)}", file=sys.stderr)
     if options.json:

@@ -64,13 +64,13 @@ def recorder(run: str, arguments: list[str]) -> int:
 
     Args:
         run: the run directory.
-        arguments: options of ringtap capture, ``--``, and patterns below $SLURM_TMPDIR.
+        arguments: options of ringtap record, ``--``, and patterns below $SLURM_TMPDIR.
     """
     received: list[int] = []
     paths, node = SubmitPaths(Path(run)), os.uname().nodename
     cut = arguments.index("--")
     folder = paths.run / "nodes" / node
-    command = python_command(sys.executable, "ringtap.cli", "capture", "--join", run, *arguments[:cut])
+    command = python_command(sys.executable, "ringtap.cli", "record", "--join", run, *arguments[:cut])
     watch = GroupWatch()
     capture = subprocess.Popen(
         command,

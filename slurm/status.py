@@ -141,7 +141,7 @@ def standing(run: RunDirectory) -> Standing:
 
 
 def _recorded_standing(run: RunDirectory) -> Standing:
-    """Return the status of a run that ``ringtap run`` or ``ringtap capture`` records, by its files."""
+    """Return the status of a run that ``ringtap run`` or ``ringtap record`` records, by its files."""
     status = str(run.info.get("status"))
     nodes = tuple(_node_standings(run, alive=status == "running"))
     return Standing(str(run.path), "job", status, str(run.info.get("why") or ""), (), nodes)
@@ -413,7 +413,7 @@ def next_steps(found: Standing) -> list[str]:
         return [f"Next: ringtap report {run}"] if found.status == "complete" else []
     again = [f"To measure what is missing: ringtap submit PLAN.toml -o {run}"]
     stopped = any(item.status == "stopped" for item in found.series)
-    return [*(again if stopped else []), f"Next: ringtap collect {run}"]
+    return [*(again if stopped else []), f"Next: ringtap merge {run}"]
 
 
 def _next_of_job(found: Standing) -> list[str]:

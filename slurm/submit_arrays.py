@@ -100,7 +100,7 @@ def submit_plan(
         batch_script.print_script(plan_script(request, paths, indices or range(len(names)), after))
         return 0
     if not indices:
-        print(f"Nothing is left to submit. Next: ringtap collect {shell_word(path)}")
+        print(f"Nothing is left to submit. Next: ringtap merge {shell_word(path)}")
         return 0
     warnings = [*check_place(paths.run, site), *_time_warnings(plan, [names[index] for index in indices], resources)]
     for warning in warnings:

@@ -90,7 +90,7 @@ def recorded(
         command: a rank's command; empty for none.
     """
     record = [*collect_options(network, node, *collectors), "--join", hosts.path(node, run.path), "--node", node]
-    return [*hosts.ringtap(node), *(["run", *record, "--", *command] if command else ["capture", *record])]
+    return [*hosts.ringtap(node), *(["run", *record, "--", *command] if command else ["record", *record])]
 
 
 def ranks_of(plan: SweepPlan, host: str) -> int:

@@ -42,7 +42,7 @@ def _analyze(options: argparse.Namespace) -> int:
     sources = derived_tables.sources_of(job.path, job.logs.given)
     fresh = derived_tables.is_fresh(folder, sources)
     written: list[Path] = []
-    with workers(None) if fresh else workers(options.scheduler, job.logs.batches.processes) as executor:
+    with workers(None) if fresh else workers(options.dask, job.logs.batches.processes) as executor:
         job = open_job(options.run, executor, **facts, derived=options.output)
         data = derived_tables.read_summary(job.logs, folder) if fresh else summarize(job)
         if not fresh:

@@ -40,6 +40,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
         "--bootstrap", metavar="SETS", default="1000", help="resampled sets for intervals, 0 for none (1000)"
     )
     parser.add_argument("-o", dest="output", metavar="FIT.json", type=Path, help="write the fit, for ringtap predict")
+    parser.add_argument("-v", "--verbose", action="store_true", help="also print the models compared, and intervals")
     add_force(parser)
     add_json(parser)
     parser.set_defaults(handler=_fit)
@@ -93,7 +94,7 @@ def _fit(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(found.to_json(), indent=1, allow_nan=False))
         return 0
-    print("\n".join(found.lines()))
+    print("\n".join([*found.lines(), *(["", *found.details()] if options.verbose else [])]))
     if options.output is not None:
         print(f"Wrote {options.output}")
         print(f"Next: ringtap predict --fit {shell_word(options.output)} --slowdown 1.5")

@@ -69,7 +69,7 @@ def _flows(options: argparse.Namespace) -> int:
     files = options.files
     # bins that are multiples of the usual width are summed later, so that one cache serves all of them
     scan_ns = bin_ns if not bin_ns or bin_ns % _SCAN_NS else _SCAN_NS
-    with workers(options.scheduler) as executor, Bar() as bar:
+    with workers(options.dask) as executor, Bar() as bar:
         traffic = read_captures(
             files, expression, bin_s=scan_ns / 1e9, progress=bar, cache=not options.no_cache, workers=executor
         )

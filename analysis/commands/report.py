@@ -54,8 +54,8 @@ def report(options: argparse.Namespace) -> int:
 
     source, *beside = map(Path, options.source)
     is_table = source.is_file() and source.name != RUN_JSON
-    if is_table and options.scheduler is not None:
-        raise UsageError("--scheduler is for run directories: a table is read at once")
+    if is_table and options.dask is not None:
+        raise UsageError("--dask is for run directories: a table is read at once")
     facts = training_facts(options)
     if facts and (is_table or beside):
         raise UsageError("--batch, --job-output, --target-accuracy and --phase are for the run of a job")
@@ -64,7 +64,7 @@ def report(options: argparse.Namespace) -> int:
         return open_job(source, executor, **facts) if facts else open_run(source, executor)
 
     run = None if is_table else opened()
-    with workers(options.scheduler, run.logs.batches.processes if isinstance(run, Job) else 1) as executor:
+    with workers(options.dask, run.logs.batches.processes if isinstance(run, Job) else 1) as executor:
         written = write_report(
             opened(executor) if run else source,
             options.output,

@@ -10,7 +10,7 @@ from ringtap.analysis.model.congestion_point_on_curve import CurvePoint, CurveRe
 from ringtap.analysis.model.fit import CongestionModel
 from ringtap.analysis.model.fit_result import FitResult
 from ringtap.analysis.sweeps.points_csv import Points
-from ringtap.core.units import format_duration
+from ringtap.core.units import format_duration, listed
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,24 @@ class PointsFit:
                 item["warnings"].append(f"no {name.replace('_', ' ')}: {found.reason}")
         return item
 
-    def _answer(self) -> str:
-        """Return the exponent and the load where congestion begins, or the reason why it is not known."""
-        fit = self.fit
-        shape = f"n = {fit.n:.3g} (fitted)" if fit.free else fit.name
-        quality = "" if fit.r2 is None else f" (R² {fit.r2:.3f})"
-        times = f"the times at loads {fit.range}" if fit.range else "the times"
-        return f"With a capacity of {fit.capacity_gbps:g} Gbit/s, {times} fit {shape}{quality}; {self.curve.clause}."
-
     def lines(self) -> list[str]:
-        """Return the text for a terminal, line by line."""
-        lines = [self._answer(), "", self.fit.report()]
+        """Return the curve, the load where congestion begins, and warnings, for a terminal, line by line."""
+        fit, point = self.fit, self.construction.point
+        compared = ["free" if one.free else one.name.removeprefix("n = ") for one in fit.candidates]
+        choice = f" ({fit.name} has the least AICc of {listed(compared)})" if compared else ""
+        quality = "" if fit.r2 is None else f", R² {fit.r2:.3f}"
+        loads = f" at loads {fit.range}" if fit.range else ""
+        begins = f"{self.curve.clause[0].upper()}{self.curve.clause[1:]}"
+        return [
+            f"With a capacity of {fit.capacity_gbps:g} Gbit/s{loads}: {fit.formula}{quality}{choice}.",
+            f"{begins}."
+            + ("" if point is None else f" The thesis's construction gives {point.bandwidth_gbps:.3g} Gbit/s."),
+            *(f"  warning: {text}" for text in fit.warnings),
+        ]
+
+    def details(self) -> list[str]:
+        """Return every model that was compared, with intervals, and both congestion points, line by line."""
+        lines = [*self.fit.report().splitlines()]
         for title, no, found in (
             ("Congestion point", "No congestion point", self.curve),
             ("Thesis's construction", "No point by the thesis's construction", self.construction),

@@ -113,9 +113,13 @@ class FitResult:
         """Range of the fitted points as text, such as ``up to 17 Gbit/s``; empty if all were fitted."""
         return "" if self.max_load_gbps is None else f"up to {self.max_load_gbps:g} Gbit/s"
 
+    @property
+    def formula(self) -> str:
+        """The curve with its numbers: t in s, BW in Gbit/s."""
+        return f"t = {self.A:.4g}·exp({self.B:.4g}/({self.capacity_gbps:g}−BW)^{self.n:.3g})"
+
     def __repr__(self) -> str:
-        curve = f"t = {self.A:.4g}·exp({self.B:.4g}/({self.capacity_gbps:g}−BW)^{self.n:.3g})"
-        return f"<FitResult {curve}: {counted(len(self.iteration_s), 'point')}, R² {self.r2:.4f}>"
+        return f"<FitResult {self.formula}: {counted(len(self.iteration_s), 'point')}, R² {self.r2:.4f}>"
 
     def _repr_html_(self) -> str:
         return html_of_text(self.report())

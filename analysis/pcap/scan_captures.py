@@ -264,7 +264,7 @@ class _Reading:
         files = [path for number in order if (path := self._files[number]) is not None]
         sizes = [size for number in order if (size := self._sizes[number]) is not None]
         if len(sizes) < len(order):
-            raise UsageError("a pipe is read by this process alone: leave --scheduler out")
+            raise UsageError("a pipe is read by this process alone: leave --dask out")
         compile.entries(LOG.info)  # once, and not by every worker at the same time
         absolute = [path.absolute() for path in files]
         found = workers.map(scan_file, absolute, repeat(self._bin_ns), repeat(self._cache))

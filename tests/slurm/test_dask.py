@@ -39,7 +39,7 @@ def test_jobs_find_what_one_process_finds(cluster: SlurmCluster, place: Path) ->
     alone = cluster.run(command, user="alice", cwd=place)
     assert alone.returncode == 0, alone.stderr
     asked = {f"DASK_JOBQUEUE__SLURM__{name}": value for name, value in JOB.items()}
-    found = cluster.run([*command, "--scheduler", "slurm:2"], user="alice", cwd=place, env=asked, timeout=100)
+    found = cluster.run([*command, "--dask", "slurm:2"], user="alice", cwd=place, env=asked, timeout=100)
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout) == json.loads(alone.stdout)
     assert "waiting for a worker in a job of Slurm" in found.stderr
@@ -50,7 +50,7 @@ def test_jobs_find_what_one_process_finds(cluster: SlurmCluster, place: Path) ->
 def test_what_slurm_refuses_is_one_sentence(cluster: SlurmCluster, place: Path) -> None:
     """This one demands an account, as many do."""
     asked = {f"DASK_JOBQUEUE__SLURM__{name}": value for name, value in JOB.items() if name != "ACCOUNT"}
-    command = [*RINGTAP, "flows", "captures", "--scheduler", "slurm"]
+    command = [*RINGTAP, "flows", "captures", "--dask", "slurm"]
     done = cluster.run(command, user="alice", cwd=place, env=asked, timeout=100)
     assert done.returncode == 1, done.stderr
     why = "You are associated with no default account: please specify one with --account"

@@ -45,7 +45,7 @@ try:
     said["job"] = [process.stop(signal.SIGUSR1), process.last_words()]
     agents = []
     for host in hosts.names:
-        command = [*hosts.ringtap(host), "capture", "--collect", "nic,host", "--join", hosts.path(host, run.path)]
+        command = [*hosts.ringtap(host), "record", "--collect", "nic,host", "--join", hosts.path(host, run.path)]
         agents.append(hosts.start(host, "agent", [*command, "--node", host], run.node(host) / "log" / "capture.out"))
     for host in ("second", "third"):
         pings = run.path / "nodes" / host / "clock" / "pings.rec"

@@ -232,12 +232,12 @@ def _viewer(box: Box, *options: str) -> dict[str, Callable[[], Any]]:
     return found | {"viewer": lambda: psutil.Process(viewer.pid)}
 
 
-def _capture(box: Box) -> dict[str, Callable[[], Any]]:
-    words = ["capture", "-o", box.run, "--node", "here", "--collect", "nic", "--duration", "5s"]
-    capture = box.start(*RINGTAP, *words)
+def _record(box: Box) -> dict[str, Callable[[], Any]]:
+    words = ["record", "-o", box.run, "--node", "here", "--collect", "nic", "--duration", "5s"]
+    recorder = box.start(*RINGTAP, *words)
     box.await_it(lambda: _records(box))
     return {
-        "capture": lambda: psutil.Process(capture.pid),
+        "record": lambda: psutil.Process(recorder.pid),
         "agent": lambda: box.find(name="ringtap-agent"),
     }
 
@@ -294,7 +294,7 @@ def _sweep(box: Box) -> dict[str, Callable[[], Any]]:
 def _dask(box: Box) -> dict[str, Callable[[], Any]]:
     words = ["run", "-o", str(box.run), "--collect", "nic,steps", "--", sys.executable, "-c", JOB]
     subprocess.run([*RINGTAP, *words, str(box.folder / "result")], capture_output=True, check=False, timeout=_END_S)
-    analysis = box.start(*RINGTAP, "analyze", box.run, "--scheduler", "local:1")
+    analysis = box.start(*RINGTAP, "analyze", box.run, "--dask", "local:1")
     worker = lambda: box.find("multiprocessing", "spawn_main")  # noqa: E731
     box.await_it(lambda: worker() or analysis.poll() is not None)
     return {"analyze": lambda: psutil.Process(analysis.pid), "worker of Dask": worker}
@@ -377,7 +377,7 @@ SCENARIOS = {
     "torchrun": Scenario(_run_ranks, ("supervisor", "torchrun", "rank"), False, True),
     "live --plain": Scenario(lambda box: _viewer(box, "--plain"), ("viewer",), True, True),
     "live --web": Scenario(lambda box: _viewer(box, "--web", ":0"), ("viewer",), True, True),
-    "capture": Scenario(_capture, ("capture", "agent"), False, True),
+    "record": Scenario(_record, ("record", "agent"), False, True),
     "traffic": Scenario(_traffic, ("receiver", "its worker", "sender", "the sender's worker")),
     "testbed": Scenario(_testbed, ("owner", "first process", "exec", "command")),
     "sweep": Scenario(

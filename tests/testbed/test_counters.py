@@ -57,7 +57,7 @@ def test_cross_traffic_is_counted_as_a_capture_counts_it(tmp_path: Path, monkeyp
             # without this mode the kernel keeps packets for up to a second, and an earlier end loses them
             options = ["--immediate-mode", "-U", "-n", "-s", "96", "-B", "65536", "-Z", "root", "-i", "cross0"]
             dump = start("S0", "tcpdump", *options, "-w", str(capture), "tcp and src host 10.78.0.2")
-            recorder = start("S0", *RINGTAP, "capture", "-o", str(run), "--node", "S0")
+            recorder = start("S0", *RINGTAP, "record", "-o", str(run), "--node", "S0")
             server = start("S0", *RINGTAP, "traffic", "serve", "--bind", "10.78.0.1:5001")
             for process in (dump, server):
                 assert process.stdout is not None

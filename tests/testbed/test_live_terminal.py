@@ -183,7 +183,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 def capture(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A capture of this node that goes on until it is interrupted."""
     run = tmp_path / "run"
-    command = [*RINGTAP, "capture", "-o", str(run), "--node", "here", "--collect", "nic,host,sockets,qdisc"]
+    command = [*RINGTAP, "record", "-o", str(run), "--node", "here", "--collect", "nic,host,sockets,qdisc"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         until((run / "nodes" / "here" / "nic" / "nic.rec").exists, "no capture")
@@ -306,7 +306,7 @@ def test_a_run_that_is_just_being_made_is_waited_for(tmp_path: Path) -> None:
         [*RINGTAP, "live", "--plain", str(run)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     time.sleep(1.5)
-    command = [*RINGTAP, "capture", "-o", str(run), "--node", "here", "--collect", "nic", "--duration", "2s"]
+    command = [*RINGTAP, "record", "-o", str(run), "--node", "here", "--collect", "nic", "--duration", "2s"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S)
     assert done.returncode == 0, done.stderr
     lines, errors = plain.communicate(timeout=WAIT_S)

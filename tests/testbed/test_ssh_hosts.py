@@ -377,7 +377,7 @@ def test_nothing_outlives_its_controller(number: signal.Signals, servers: SshSer
 def test_clocks_of_hosts_without_a_shared_folder_are_compared(hosts: SshHosts, run: RunDirectory) -> None:
     agents = []
     for host in hosts.names:
-        command = [*hosts.ringtap(host), "capture", "--collect", "nic", "--join", hosts.path(host, run.path)]
+        command = [*hosts.ringtap(host), "record", "--collect", "nic", "--join", hosts.path(host, run.path)]
         agents.append(hosts.start(host, "agent", [*command, "--node", host], run.node(host) / "log" / "job.out"))
     clocks = {host: run.path / "nodes" / host / "clock" for host in hosts.names}
     eventually(lambda: all((clocks[host] / "pings.rec").exists() for host in ("S1", "S2")), 20)

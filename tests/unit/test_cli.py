@@ -21,9 +21,9 @@ ELSEWHERE = {
     "ringtap compare runs/small runs/large": "below",
     IMPORT: "tests/unit/workload/commands/test_commands.py",
     "ringtap traffic calibrate": "tests/unit/trafficgen/commands/test_commands.py",
-    "ringtap traffic bundle -o ringtap-traffic.pyz": "below",
+    "ringtap traffic zipapp -o ringtap-traffic.pyz": "below",
     "ringtap status runs/two-models": "tests/slurm/test_arrays.py",
-    "ringtap collect runs/two-models": "tests/slurm/test_arrays.py",
+    "ringtap merge runs/two-models": "tests/slurm/test_arrays.py",
     "ringtap bundle --site narval -o bundle": "tests/unit/slurm/test_bundle.py",
     "ringtap completion bash": "below",
 }
@@ -37,7 +37,7 @@ def test_help_groups_the_verbs_under_headings(capsys: pytest.CaptureFixture[str]
     sections = re.findall(r"^(\w[\w ]+):\n((?:  \w+ .*\n)+)", text.partition("\noptions:")[0], re.MULTILINE)
     listed = {heading: [line.split()[0] for line in text.splitlines()] for heading, text in sections}
     assert listed["Learn these"] == ["doctor", "run", "live", "analyze", "report", "compare", "sweep"]
-    assert listed["Slurm"] == ["submit", "status", "collect", "bundle"]
+    assert listed["Slurm"] == ["submit", "status", "merge", "bundle"]
     assert [verb for verbs in listed.values() for verb in verbs] == list(VERBS)
 
 
@@ -60,6 +60,15 @@ def test_help_of_a_command_is_its_own_help(capsys: pytest.CaptureFixture[str]) -
         ("help anaylze", "there is no command 'anaylze': did you mean 'analyze'? (see ringtap --help)"),
         ("xyz", "there is no command 'xyz' (see ringtap --help)"),
         ("lab up", "there is no command 'lab': it is testbed now (see ringtap --help)"),
+        ("capture", "there is no command 'capture': it is record now (see ringtap --help)"),
+        ("collect runs/x", "there is no command 'collect': it is merge now (see ringtap --help)"),
+        ("traffic bundle", "there is no command 'bundle': it is zipapp now (see ringtap traffic --help)"),
+        ("testbed exec --lab x S0", "there is no option --lab: it is --testbed now (see ringtap testbed exec --help)"),
+        ("report x --scheduler local", "there is no option --scheduler: it is --dask now (see ringtap report --help)"),
+        (
+            "traffic send x --line-rate 1gbit",
+            "there is no option --line-rate: it is --capacity now (see ringtap traffic send --help)",
+        ),
         ("traffic sned", "there is no command 'sned': did you mean 'send'? (see ringtap traffic --help)"),
         ("analyze --jsn x", "there is no option --jsn: did you mean '--json'? (see ringtap analyze --help)"),
         (

@@ -44,7 +44,7 @@ def register(verbs: Any, name: str, summary: str) -> None:
     add("--connections", choices=("kept", "new"), default="kept", help="reused, or a new one per flow (default kept)")
     add("--as", dest="only_source", default="", metavar="ADDRESS", help="send only the plan's flows from this source")
     add("--receive", action="store_true", help="also receive the flows to the hosts of --as, and wait for other hosts")
-    add("--arrivals", type=Path, metavar="SOCKET", help="for completion notices of this host's receivers (--as)")
+    add("--arrivals", type=Path, help=argparse.SUPPRESS)  # replays without --receive: docs/commands/traffic.md
     add("--start-at", type=int, metavar="NS", help="launch at this CLOCK_REALTIME, in nanoseconds")
     add("--patience", default="5s", metavar="TIME", help="time to wait for outstanding flows (default 5s)")
     add("--max-connections", type=int, metavar="N", help="limit per destination (default 1024, or what the plan needs)")

@@ -23,7 +23,7 @@ def register(verbs: Any, name: str, summary: str) -> None:
     add_token(parser)
     add("--max-connections", type=int, default=16384, metavar="N", help="further ones are refused (default 16384)")
     add("--idle", default="5min", metavar="TIME", help="drop a connection after this long without data (default 5min)")
-    add("--arrivals", type=Path, metavar="SOCKET", help="for completion notices to a sender on this host")
+    add("--arrivals", type=Path, help=argparse.SUPPRESS)  # for such a sender on this host
     add_worker_options(parser)
     add_json(parser)
     parser.set_defaults(handler=_serve)

@@ -139,7 +139,7 @@ def test_a_disk_that_fills_up_does_not_touch_the_job(tmp_path: Path) -> None:
 
 
 def test_a_killed_agent_leaves_what_it_had(tmp_path: Path) -> None:
-    arguments = [*RINGTAP, "capture", "-o", str(tmp_path / "run"), "--node", "here"]
+    arguments = [*RINGTAP, "record", "-o", str(tmp_path / "run"), "--node", "here"]
     process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL)
     log = tmp_path / "run" / "nodes" / "here" / "nic" / "nic.rec"
     deadline = time.monotonic() + 20
@@ -153,7 +153,7 @@ def test_a_killed_agent_leaves_what_it_had(tmp_path: Path) -> None:
 
 
 def test_a_capture_ends_after_its_time(tmp_path: Path) -> None:
-    arguments = [*RINGTAP, "capture", "-o", str(tmp_path / "run"), "--node", "here", "--duration", "500ms"]
+    arguments = [*RINGTAP, "record", "-o", str(tmp_path / "run"), "--node", "here", "--duration", "500ms"]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=30)
     assert done.returncode == 0, done.stderr
     rows = open_records(tmp_path / "run" / "nodes" / "here" / "nic" / "nic.rec").tail()
@@ -167,7 +167,7 @@ def test_a_capture_ends_after_its_time(tmp_path: Path) -> None:
         ["run"],
         ["run", "--every", "0ms", "--", "true"],
         ["run", "--every", "often", "--", "true"],
-        ["capture", "--duration", "x"],
+        ["record", "--duration", "x"],
     ],
 )
 def test_wrong_arguments(tmp_path: Path, arguments: list[str]) -> None:

@@ -171,7 +171,7 @@ def test_the_verbs_say_the_same(tmp_path: Path, job: Path, capsys: pytest.Captur
             ["report", str(job), "-o", str(tmp_path / "report"), "--force", "--json"],
         ):
             said = []
-            for where in ([], ["--scheduler", cluster.scheduler_address]):
+            for where in ([], ["--dask", cluster.scheduler_address]):
                 assert main([*command, *where]) == 0
                 said.append(capsys.readouterr().out)
                 (tmp_path / "tables" / derived_tables.SOURCES).unlink(missing_ok=True)  # to be made again
@@ -281,7 +281,7 @@ def test_dask_is_loaded_for_a_scheduler_alone(tmp_path: Path) -> None:
 
 def test_a_table_needs_no_workers(tmp_path: Path) -> None:
     (tmp_path / "times.csv").write_text("bandwidth_gbps,iteration_s\n")
-    assert main(["report", str(tmp_path / "times.csv"), "--scheduler", "local"]) == 2
+    assert main(["report", str(tmp_path / "times.csv"), "--dask", "local"]) == 2
 
 
 def test_without_the_keys_nobody_gives_work_or_reads_what_is_done(executor: Executor) -> None:
@@ -382,7 +382,7 @@ def test_an_interrupt_ends_all_of_it_in_order(tmp_path: Path) -> None:
     """Ctrl-C reaches every process of a terminal; one that has just begun to start workers says so, and no more."""
     for number in range(2):
         (tmp_path / f"part{number}.pcap").write_bytes(packets(5))
-    command = [sys.executable, "-m", "ringtap.cli", "flows", str(tmp_path), "--scheduler", "local:1"]
+    command = [sys.executable, "-m", "ringtap.cli", "flows", str(tmp_path), "--dask", "local:1"]
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     process = subprocess.Popen(

@@ -149,7 +149,7 @@ def test_a_right_number_passes(before: str, name: str) -> None:
         ("every 4 s", "ringtap.agents.hosts.message_frames.BEAT_S", "BEAT_S = 3.0"),
         ("every 13 s", "ringtap.agents.hosts.message_frames.BEAT_S", "BEAT_S = 3.0"),
         ("every 3 ms", "ringtap.agents.hosts.message_frames.BEAT_S", "BEAT_S = 3.0"),
-        ("every 3", "ringtap.agents.hosts.message_frames.BEAT_S", "not understood"),
+        ("every 3", "ringtap.agents.hosts.message_frames.BEAT_S", "has no unit"),
         ("every 3 kB", "ringtap.agents.hosts.message_frames.BEAT_S", "not understood"),
         ("2 times", "ringtap.core.sweep_plans.sweep_plan.Window.retries", "behind the number"),
         ("a heartbeat", "ringtap.agents.hosts.message_frames.BEAT_S", "no number"),

@@ -11,7 +11,7 @@ from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.cli import main
 from ringtap.core.append_only_logs import read_json_lines
 from ringtap.core.run_directory import RunDirectory, write_json
-from ringtap.slurm.merge_sweep_parts import collect
+from ringtap.slurm.merge_sweep_parts import merge_run
 from ringtap.slurm.submission_file_names import SubmitPaths
 
 pytestmark = pytest.mark.shares
@@ -63,7 +63,7 @@ def test_parts_become_one_sweep(run: RunDirectory) -> None:
     measure(run, 0, "a-iperf", [0, 1])
     measure(run, 1, "b-iperf", [1, 0], precheck=[{"kind": "iperf", "share_of_capacity": 0.91}])
     before = digest(run.path / "parts")
-    found, problems = collect(run)
+    found, problems = merge_run(run)
     assert (found.status, problems) == ("complete", [])
     merged = read_run(run.path)
     assert isinstance(merged, SweepRun)
@@ -83,10 +83,10 @@ def test_parts_become_one_sweep(run: RunDirectory) -> None:
     # the least of what the generator reached, and each reason once
     assert merged.info["precheck"] == [{"kind": "iperf", "share_of_capacity": 0.91}]
     assert merged.info["not_collected"] == [{"what": "GPU", "why": "not asked for"}]
-    # raw data is never edited, and to collect again changes nothing
+    # raw data is never edited, and to merge again changes nothing
     assert digest(run.path / "parts") == before
     whole = digest(run.path)
-    collect(RunDirectory.open(run.path))
+    merge_run(RunDirectory.open(run.path))
     assert digest(run.path) == whole
 
 
@@ -94,14 +94,14 @@ def test_a_part_that_is_being_written_counts_as_far_as_it_has_come(run: RunDirec
     part = measure(run, 0, "a-iperf", [0], status="running")
     with (part / "points.jsonl").open("a") as file:
         file.write(json.dumps(window("a-iperf", 1))[:40])
-    found, _ = collect(run)
+    found, _ = merge_run(run)
     assert (found.status, found.why) == ("unknown", "1 of 4 points")
     assert len(read_json_lines(run.path / "points.jsonl")[0]) == 1
     # it is not known to have ended
     assert run.info["status"] == "running"
     with (part / "points.jsonl").open("a") as file:
         file.write(json.dumps(window("a-iperf", 1))[40:] + "\n")
-    collect(run)
+    merge_run(run)
     assert [one["step"] for one in read_json_lines(run.path / "points.jsonl")[0]] == [0, 1]
 
 
@@ -118,7 +118,7 @@ def test_what_is_missing_is_said_with_its_loads(run: RunDirectory, capsys: pytes
     measure(run, 0, "a-iperf", [1], status="partial", why="host S1 was lost")
     SubmitPaths(run.path).state("7_0").write_text("1 begun on n0\n2 ended 1\n")
     SubmitPaths(run.path).state("7_1").write_text("1 begun on n0\n2 ended 1\n")
-    assert main(["collect", str(run.path)]) == 0
+    assert main(["merge", str(run.path)]) == 0
     shown = capsys.readouterr().out
     assert "missing: a-iperf at 0%: stopped: host S1 was lost" in shown
     assert "missing: b-iperf at 0%, 50%: stopped: exit code 1" in shown
@@ -130,7 +130,7 @@ def test_what_is_missing_is_said_with_its_loads(run: RunDirectory, capsys: pytes
 def test_nothing_measured_is_an_empty_sweep(run: RunDirectory) -> None:
     SubmitPaths(run.path).state("7_0").write_text("1 begun on n0\n2 ended 1\n")
     SubmitPaths(run.path).state("7_1").write_text("1 begun on n0\n2 ended 1\n")
-    assert collect(run)[0].status == "failed"
+    assert merge_run(run)[0].status == "failed"
     assert (run.path / "points.jsonl").read_text() == ""
 
 
@@ -139,7 +139,7 @@ def test_points_counted_at_other_interfaces_are_not_mixed(
 ) -> None:
     measure(run, 0, "a-iperf", [0, 1])
     other = measure(run, 1, "b-iperf", [0, 1], bottleneck=BOTTLENECK | {"mtu": 9000})
-    assert main(["collect", str(run.path), "--json"]) == 0
+    assert main(["merge", str(run.path), "--json"]) == 0
     out, err = capsys.readouterr()
     assert [one["series"] for one in read_json_lines(run.path / "points.jsonl")[0]] == ["a-iperf", "a-iperf"]
     assert "the points of 001-b-iperf are left out" in err
@@ -154,12 +154,12 @@ def test_a_command_whose_job_could_not_conclude_it_is_concluded(tmp_path: Path) 
     write_json(paths.request, {"jobs": [{"id": "7"}]})
     paths.state("7").write_text("1 begun on n0\n2 ended 143\n")
     write_json(job.node("n1") / "node.json", {"status": "running", "collectors": {"gpu": {"state": "unavailable"}}})
-    found, _ = collect(job)
+    found, _ = merge_run(job)
     assert found.status == "partial"
     info = json.loads((job.path / "run.json").read_text())
     assert info["status"] == "partial"
     assert info["why"].endswith("the recording of n1 was cut off")
     assert [item["what"] for item in info["not_collected"]] == ["gpu"]
     before = digest(job.path)
-    collect(RunDirectory.open(job.path))
+    merge_run(RunDirectory.open(job.path))
     assert digest(job.path) == before

@@ -200,7 +200,7 @@ def test_a_node_that_cannot_join_runs_its_job_all_the_same(tmp_path: Path) -> No
         f"ringtap: {run} holds a run that has ended: name another folder: the job runs without being recorded\n"
     )
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-    arguments = [*RINGTAP, "capture", "--join", str(run), "--node", "here", "--duration", "100ms"]
+    arguments = [*RINGTAP, "record", "--join", str(run), "--node", "here", "--duration", "100ms"]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=30)
     assert (done.returncode, "holds a run that has ended" in done.stderr) == (2, True)
 
@@ -314,7 +314,7 @@ def test_what_killed_agents_leave_is_tidied_up_by_a_later_one(
 def test_a_capture_watches_processes_until_they_end(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with ended(subprocess.Popen(["sleep", "60"])) as watched:
-        arguments = [*RINGTAP, "capture", "-o", str(run), "--node", "here", *PLAIN, "--pid", str(watched.pid)]
+        arguments = [*RINGTAP, "record", "-o", str(run), "--node", "here", *PLAIN, "--pid", str(watched.pid)]
         with ended(subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)) as process:
             agent_of(run)
             time.sleep(0.6)
@@ -332,7 +332,7 @@ def test_a_capture_that_is_killed_takes_its_agent_with_it(tmp_path: Path) -> Non
     """Though the watched process lives: nobody is left who would end the recording."""
     run = tmp_path / "run"
     with ended(subprocess.Popen(["sleep", "60"])) as watched:
-        arguments = [*RINGTAP, "capture", "-o", str(run), "--node", "here", *PLAIN, "--pid", str(watched.pid)]
+        arguments = [*RINGTAP, "record", "-o", str(run), "--node", "here", *PLAIN, "--pid", str(watched.pid)]
         with ended(subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)) as process:
             agent_of(run)
             process.kill()
@@ -345,7 +345,7 @@ def test_a_capture_that_is_killed_takes_its_agent_with_it(tmp_path: Path) -> Non
 def test_a_capture_whose_agent_is_killed_says_so(tmp_path: Path) -> None:
     run = tmp_path / "run"
     # a process to watch, so that the agent's file tells when the command has reached it
-    arguments = [*RINGTAP, "capture", "-o", str(run), "--node", "here", *PLAIN, "--pid", str(os.getpid())]
+    arguments = [*RINGTAP, "record", "-o", str(run), "--node", "here", *PLAIN, "--pid", str(os.getpid())]
     with ended(subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)) as process:
         agent_of(run).kill()
         _, errors = process.communicate(timeout=20)

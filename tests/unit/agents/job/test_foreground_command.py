@@ -524,7 +524,7 @@ def test_ctrl_z_and_bg_let_the_job_end_in_the_background(tmp_path: Path, termina
 
 def test_ctrl_z_stops_a_capture_and_its_recording_goes_on(tmp_path: Path, terminal: Terminal) -> None:
     run = tmp_path / "run"
-    terminal.type(shlex.join([*RINGTAP, "capture", "-o", str(run), "--node", "here", *PLAIN]) + "\n")
+    terminal.type(shlex.join([*RINGTAP, "record", "-o", str(run), "--node", "here", *PLAIN]) + "\n")
     agent_of(run, jobs=0)
     terminal.type("\x1a")
     terminal.wait_for("Stopped")

@@ -43,7 +43,7 @@ def test_without_a_terminal_a_line_a_second(tmp_path: Path) -> None:
     assert run_item(run)["status"] == "failed"
 
 
-@pytest.mark.parametrize("verb", ["run", "capture"])
+@pytest.mark.parametrize("verb", ["run", "record"])
 def test_without_textual_nothing_is_started_for_a_terminal(tmp_path: Path, terminal: Terminal, verb: str) -> None:
     code = (
         "import importlib.util as u, sys; found = u.find_spec; "
@@ -86,9 +86,9 @@ def test_leaving_the_view_leaves_the_job_alone(tmp_path: Path, terminal: Termina
     assert (run / "nodes" / "here" / "log" / "job.out").read_text() == "words True\n"
 
 
-def test_leaving_the_view_of_a_capture(tmp_path: Path, terminal: Terminal) -> None:
+def test_leaving_the_view_of_a_recording(tmp_path: Path, terminal: Terminal) -> None:
     run = tmp_path / "run"
-    terminal.type(shlex.join(live("capture", run)) + "; echo code=$?\n")
+    terminal.type(shlex.join(live("record", run)) + "; echo code=$?\n")
     terminal.wait_for("\x1b[?1049h")
     agent = agent_of(run, jobs=0)
     terminal.wait_for("here")

@@ -83,7 +83,7 @@ def test_a_job_with_closed_descriptors_finds_them_closed_and_is_recorded(
 @every_combination
 def test_a_capture_and_an_attached_process_with_closed_descriptors(tmp_path: Path, closed: tuple[int, ...]) -> None:
     run = tmp_path / "run"
-    command = [*RINGTAP, "capture", "-o", str(run), "--node", "here", *PLAIN, "--duration", "100ms"]
+    command = [*RINGTAP, "record", "-o", str(run), "--node", "here", *PLAIN, "--duration", "100ms"]
     done = shell(closed, command)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     assert run_item(run)["status"] == "complete", run_item(run)["why"]
@@ -198,7 +198,7 @@ def test_every_other_command_with_closed_descriptors_ends_as_with_open_ones(tmp_
         ["fit", points, "--capacity", "25gbit", "--n", "0.5", "--bootstrap", "20", "-o", "fit.json"],
         ["predict", "--fit", points, "--load", "18gbit"],
         ["demand", "--params", "25000000", "--workers", "3"],
-        ["traffic", "bundle", "-o", "made.pyz"],
+        ["traffic", "zipapp", "-o", "made.pyz"],
     ]
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, str(tmp_path / "made"), json.dumps(commands)],

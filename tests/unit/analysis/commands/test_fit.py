@@ -73,7 +73,7 @@ def test_demand_refuses_bad_values_in_one_sentence(capsys, arguments, says):
 
 
 def test_fit_in_words_and_as_json(capsys, points):
-    assert main(["fit", str(points), "--capacity", "25gbit"]) == 0
+    assert main(["fit", str(points), "--capacity", "25gbit", "-v"]) == 0
     text = capsys.readouterr().out
     assert "* n = 1/2" in text
     assert "Thesis's construction  14.7 Gbit/s, 733 ms" in text
@@ -87,21 +87,26 @@ def test_fit_in_words_and_as_json(capsys, points):
 
 
 def test_fit_of_a_range_names_it(capsys, points):
-    assert main(["fit", str(points), *CAPACITY, "--max-load", "17gbit"]) == 0
+    assert main(["fit", str(points), *CAPACITY, "--max-load", "17gbit", "-v"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("With a capacity of 25 Gbit/s, the times at loads up to 17 Gbit/s fit n = 1/2 ")
+    assert text.startswith("With a capacity of 25 Gbit/s at loads up to 17 Gbit/s: t = ")
     assert "4 points up to 17 Gbit/s" in text
     assert "Thesis's construction  14.7 Gbit/s" in text, "of all points"
 
 
 def test_fit_shows_its_intervals_and_the_congestion_point(capsys, points):
     assert main(["fit", str(points), *CAPACITY]) == 0
+    answer = capsys.readouterr().out
+    assert answer.count("\n") == 2
+    assert main(["fit", str(points), *CAPACITY, "-v"]) == 0
     text = capsys.readouterr().out
+    assert text.startswith(answer)
     at, low, high = re.search(r"Congestion point  (\S+) Gbit/s \((\S+) to (\S+)\), ", text).groups()
     begins = re.match(
-        r"With a capacity of 25 Gbit/s, the times fit n = 1/2 \(R² 0.994\); "
-        r"congestion begins at (\S+) Gbit/s, (\d+) % of the capacity "
-        r"\(95 % interval (\d+) to (\d+) %\)\.\n\n",
+        r"With a capacity of 25 Gbit/s: t = 0\.1263·exp\(5\.507/\(25−BW\)\^0\.5\), R² 0\.994 "
+        r"\(n = 1/2 has the least AICc of 1/2, 1, 2 and free\)\.\n"
+        r"Congestion begins at (\S+) Gbit/s, (\d+) % of the capacity "
+        r"\(95 % interval (\d+) to (\d+) %\)\. The thesis's construction gives 14\.7 Gbit/s\.\n\n",
         text,
     ).groups()
     assert float(begins[0]) == pytest.approx(float(at), abs=0.051)
@@ -159,17 +164,17 @@ def test_fit_without_a_congestion_point_says_why(capsys, tmp_path):
     item = json.loads(capsys.readouterr().out)
     assert item["congestion_point"] is None
     assert any("does not rise" in text for text in item["warnings"])
-    assert main(["fit", str(path), *CAPACITY]) == 0
+    assert main(["fit", str(path), *CAPACITY, "-v"]) == 0
     text = capsys.readouterr().out
     assert "No congestion point: fewer than 5 different loads cannot place it" in text
     assert "No point by the thesis's construction: the iteration time does not rise" in text
-    unknown = "; it is not known where congestion begins, because fewer than 5 different loads cannot place it."
-    assert text.splitlines()[0].endswith(unknown)
+    unknown = "It is not known where congestion begins, because fewer than 5 different loads cannot place it."
+    assert text.splitlines()[1] == unknown
     path.write_text("bandwidth_gbps,iteration_s\n0,1\n5,1\n15,1.5\n20,3\n")
     assert main(["fit", str(path), *CAPACITY, "--bootstrap", "0"]) == 0
-    first, _, *rest = capsys.readouterr().out.splitlines()
-    assert first.endswith(unknown), "the measured point of the construction is no stand-in"
-    assert any(line.startswith("Thesis's construction  ") for line in rest)
+    _, second, *_ = capsys.readouterr().out.splitlines()
+    assert second.startswith(unknown), "the measured point of the construction is no stand-in"
+    assert second.removeprefix(unknown).startswith(" The thesis's construction gives ")
 
 
 @pytest.mark.parametrize(
@@ -222,7 +227,7 @@ def test_fit_accepts_any_order_other_columns_and_blank_lines(capsys, tmp_path, p
         (["--bootstrap", "5"], "--bootstrap"),
         (["--bootstrap", "many"], "whole number"),
         (["--weights", "std_s"], "no column std_s"),
-        (["--max-load", "7"], "rate"),
+        (["--max-load", "7"], "--max-load (max_load=) '7' has no unit"),
         (["--max-load", "28%"], "2 points at 2 loads up to 7 Gbit/s are too few"),
         (["--max-load", "7gbit"], "2 points at 2 loads up to 7 Gbit/s are too few"),
     ],

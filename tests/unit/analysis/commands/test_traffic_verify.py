@@ -21,7 +21,7 @@ from ringtap.core.flow_plan_table import read_plan
 from ringtap.core.run_directory_schema import FLOW_STATES
 from ringtap.core.sent_flow_log import FIELDS as SENT_FIELDS
 from ringtap.core.sent_flow_log import NO_SOURCE
-from ringtap.trafficgen.commands.bundle import write_archive
+from ringtap.trafficgen.commands.zipapp import write_archive
 from tests.gold.job_run import captured_twice
 
 pytestmark = [pytest.mark.computes, pytest.mark.long]

@@ -1,4 +1,4 @@
-"""Implements ``ringtap capture``: records a node without starting a job."""
+"""Implements ``ringtap record``: records a node without starting a job."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def check_pids(pids: list[int]) -> None:
     """
     for pid in pids:
         if not start_time(pid):
-            raise UsageError(f"there is no process {pid} to capture")
+            raise UsageError(f"there is no process {pid} to record")
 
 
-def capture(
+def record(
     location: RunLocation, settings: RunSettings, seconds: float | None, pids: list[int], live: bool = False
 ) -> int:
     """Record until a signal arrives, the time is up, or the processes have ended; returns the exit code.

@@ -1,4 +1,4 @@
-"""Implements ``ringtap traffic bundle``: writes the traffic generator as one file, for nodes without ringtap."""
+"""Implements ``ringtap traffic zipapp``: writes the traffic generator as one file, for nodes without ringtap."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ sys.exit(main(["traffic", *sys.argv[1:]]))
 
 
 def register(verbs: Any, name: str, summary: str) -> None:
-    """Add the ``bundle`` sub-verb."""
+    """Add the ``zipapp`` sub-verb."""
     parser = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
     usual = Path("ringtap-traffic.pyz")
     parser.add_argument("-o", "--output", type=Path, default=usual, metavar="FILE", help=f"file to write ({usual})")
     add_force(parser)
-    parser.set_defaults(handler=_bundle)
+    parser.set_defaults(handler=_zipapp)
 
 
-def _bundle(options: argparse.Namespace) -> int:
+def _zipapp(options: argparse.Namespace) -> int:
     path: Path = options.output
     refuse_existing(path, options.force)
     write_archive(path)

@@ -33,7 +33,7 @@ from ringtap.workload.workload import (
     unit_of,
 )
 
-_SHOWN_LINKS = 5
+_SHOWN_SIZES, _SHOWN_LINKS = 3, 3
 
 
 class Span(NamedTuple):
@@ -267,11 +267,21 @@ class CriticalPath(NamedTuple):
 
 
 def busiest_links(topology: Topology, link_bytes: Numbers) -> str:
-    """Return the links with the most bytes in words, and the links that carry none if there are any."""
-    order = [link for link in np.argsort(-link_bytes, kind="stable")[:_SHOWN_LINKS] if link_bytes[link]]
-    parts = ", ".join(f"{topology.links[link]} {format_size(round(link_bytes[link]))}" for link in order)
-    idle = int((link_bytes == 0).sum())
-    return f"Bytes per link: {parts or 'none'}" + (f"; {counted(idle, 'link')} without any" if idle and parts else "")
+    """Return the bytes of all links in words: those with the most by their names, the others by their number."""
+    by_size = defaultdict[str, list[str]](list)
+    for link in np.argsort(-link_bytes, kind="stable"):
+        by_size[format_size(round(link_bytes[link]))].append(topology.links[link])
+    idle = by_size.pop(format_size(0), [])
+    parts = []
+    for size, links in list(by_size.items())[:_SHOWN_SIZES]:
+        some = ", ".join(links[:_SHOWN_LINKS]) + ", …" * (len(links) > _SHOWN_LINKS)
+        each = "each" if len(links) == len(link_bytes) else f"each of {len(links)} ({some})"
+        parts.append(f"{size} on {each if len(links) > 1 else some}")
+    if less := sum(map(len, list(by_size.values())[_SHOWN_SIZES:])):
+        parts.append(f"less on {counted(less, 'other')}")
+    if idle:
+        parts.append(f"none on {counted(len(idle), 'link')}")
+    return f"Bytes per iteration on {counted(len(link_bytes), 'link')}: {'; '.join(parts)}"
 
 
 def critical_path(workload: Workload, simulated: SimulatedIterations) -> CriticalPath:

@@ -344,12 +344,13 @@ def _print(item: dict[str, Any]) -> None:
         f"Circle of {item['perimeter_ms']:g} ms in {counted(item['slots'], 'slot')} of {item['quantum_ms']:.4g} ms; "
         + (f"periods are off by up to {worst:.2%}" if worst else "periods are exact")
     )
-    rows = [["job", "name", "period, ms", "shift, ms", "phases", "highest rate"]]
+    rows = [["job", "name", "period, ms", "shift, ms", "sending phases", "highest rate"]]
     for number, (job, shift) in enumerate(zip(item["jobs"], item["shifts_ms"], strict=True)):
         highest = format_rate(max(phase["rate_bps"] for phase in job["phases"]))
         name = job["name"] if len(job["name"]) <= _NAME else f"{job['name'][: _NAME - 1]}…"
         rows.append([str(number), name, f"{job['period_ms']:.6g}", f"{shift:g}", str(len(job["phases"])), highest])
     print("\n".join(text_table(rows, left=2)))
+    print("Scores of links: 1 if jobs never need more than the capacity, less by the share of it that they need beyond")
     rows = [["link", "search", "capacity", "jobs", "without shifts", "with shifts"]]
     for link in item["links"]:
         numbers = " ".join(map(str, link["jobs"])) or "none"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ringtap.core.command_options import add_json
 from ringtap.core.errors import UsageError
 from ringtap.core.terminal_escaping import shell_word, text_table
-from ringtap.core.units import counted, parse_duration_s, whole_number
+from ringtap.core.units import counted, format_rate, parse_duration_s, whole_number
 from ringtap.workload.command_options import add_network, algorithms, hosts_of, network, ranks_per_host, read_loads
 
 if TYPE_CHECKING:
@@ -117,11 +117,10 @@ def _simulate(options: argparse.Namespace) -> int:
     print(
         f"{shown[0]['iteration_s']:.4g} s per iteration"
         + (f", {slowest['iteration_s']:.4g} s at {slowest['load']:.0%} load" if len(points) > 1 else "")
-        + f": {counted(workload.ranks, 'rank')} on a {network.name}, {about['collective']}, cross traffic on "
-        + str(about["bottleneck"])
+        + f": {counted(workload.ranks, 'rank')} on a {network.name}, {about['collective']}"
     )
     if len(points) > 1:
-        print("\n".join(text_table(_rows(shown), left=1)))
+        print(_table(shown, f"{about['bottleneck']} ({format_rate(rate_bps)})"))
     for each in results:
         print(f"One iteration alone: {each.sentence(once_s)}")
         print("".join(f"Warning: {text}\n" for text in each.warnings), end="")
@@ -162,10 +161,11 @@ def _run_others(others: dict[str, Path], limit_s: float, simulator: LoadSimulato
     return simulate(*job, latency_s=simulator.latency_s).iteration_s, results
 
 
-def _rows(points: list[dict[str, Any]]) -> list[list[str]]:
-    rows = [["cross traffic", "load", "Gbit/s", "iterations", "mean, s", "standard deviation, s"]]
+def _table(points: list[dict[str, Any]], link: str) -> str:
+    rows = [["cross traffic", "share", "Gbit/s", "iterations", "mean, s", "standard deviation, s"]]
     for point in points:
         numbers = [f"{point['load']:.0%}", f"{point['cross_bps'] / 1e9:.2f}", str(point["iterations"])]
         std_s = "–" if point["std_s"] is None else f"{point['std_s']:.4f}"
         rows.append([point["traffic"], *numbers, f"{point['iteration_s']:.4f}", std_s])
-    return rows
+    title = f"Time of an iteration, by the share of {link} that cross traffic takes:"
+    return "\n".join([title, *text_table(rows, left=1)])

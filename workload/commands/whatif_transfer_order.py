@@ -12,7 +12,7 @@ from ringtap.core.command_options import add_json
 from ringtap.core.errors import UsageError, did_you_mean
 from ringtap.core.terminal_escaping import text_table
 from ringtap.core.thesis_neural_networks import BUCKET_BYTES, GRADIENT_BYTES
-from ringtap.core.units import counted, format_size, parse_duration_s, parse_size_bytes, whole_number
+from ringtap.core.units import counted, format_rate, format_size, parse_duration_s, parse_size_bytes, whole_number
 from ringtap.workload.command_options import capacity_bps, ranks_per_host, read_loads
 from ringtap.workload.timed_tensors import COLUMNS, UnknownLayersError, read_tensors, workload_tensors
 from ringtap.workload.transfer_order_times import (
@@ -88,6 +88,7 @@ def _whatif(options: argparse.Namespace) -> int:
         return 0
     for point in points[:: max(len(points) - 1, 1)]:  # the first and the last one
         print(_headline(point))
+    print(f"Time of an iteration under each order, {_network(rate_bps, len(loads))}:")
     print("\n".join(text_table(_methods(points[0], found[0]) if len(points) == 1 else _loads(points))))
     if buckets_s:
         print(_advice(buckets_s))
@@ -123,6 +124,7 @@ def _overlap(options: argparse.Namespace, rate_bps: float, loads: Sequence[float
         f"save {1 - first.bound_s / first.recorded_s:.1%}"
         + (f"; without any overlap {first.serial_s:.4g} s" if first.serial_s is not None else "")
     )
+    print(f"Time of an iteration, {_network(rate_bps, len(loads))}:")
     rows = [
         [
             "load",
@@ -205,6 +207,11 @@ def _best(times_s: dict[Any, float]) -> Any:
     """Return the key of the least time, the first one of those that are as good."""
     least_s = min(times_s.values())
     return next(key for key, time_s in times_s.items() if time_s <= least_s * (1 + _SAME))
+
+
+def _network(rate_bps: float, loads: int) -> str:
+    """Return the network of a table in words."""
+    return f"on links of {format_rate(rate_bps)}" + (", by the share that cross traffic takes" if loads > 1 else "")
 
 
 def _headline(point: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ def submit(folder: Path, *options: str, **variables: str) -> "subprocess.Complet
         (("--site", "narvl", "--", "true"), "there is no site 'narvl': did you mean narval?"),
         (("--site", "narval", "--", "true"), "narval wants a job to have --account: add it"),
         (("--time", "soon", "--", "true"), "--time 'soon' is not a time"),
-        (("--stop-before", "soon", "--", "true"), "duration 'soon' is not understood"),
+        (("--stop-before", "soon", "--", "true"), "--stop-before 'soon' is not understood"),
         (("--python", "/nowhere/python", "--", "true"), "--python /nowhere/python is not an interpreter"),
         (("--python", "x", "--wheels", "y", "--", "true"), "give one of them"),
         (("--requirement", "needs.txt", "--", "true"), "needs ringtap's own wheel too: ringtap bundle, --wheels DIR"),

@@ -96,7 +96,7 @@ def test_from_a_model_to_points_and_other_simulators(tmp_path: Path) -> None:
     alone = json.loads(workload("lower", "w", "--json", cwd=tmp_path))
     assert [alone[key] for key in ("messages", "critical_path", "link_bytes")] == [counted["messages"], None, None]
     text = workload("lower", "w", *LINKS, cwd=tmp_path)
-    assert "Bytes per link: h0 up 737.9 MB" in text
+    assert "Bytes per iteration on 6 links: 737.9 MB on each, on a star of 25gbit\n" in text
     assert "Critical path: " in text
     lowered = json.loads(workload("simulate", "p", *LINKS, "--loads", "0.4", "--json", cwd=tmp_path))
     assert lowered["points"][0]["iteration_s"] == pytest.approx(times[1])

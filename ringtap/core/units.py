@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?\s*([A-Za
 _SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)\s*", re.ASCII)
 _PREFIXED, _POWERS = re.compile(r"([0-9._,]+)([kMG])"), {"k": 3, "M": 6, "G": 9}
 _RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
-_SIZES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _DURATIONS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _RATE_UNITS = (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3))
 _SIZE_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
@@ -28,15 +28,15 @@ _DURATION_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 
 
 def _parse(text: str, units: dict[str, int] | dict[str, float], what: str, example: str) -> float:
-    match = _NUMBER.fullmatch(text)
+    match, of_unit = _NUMBER.fullmatch(text), {name.lower(): size for name, size in units.items()}
     unit = match.group(3).lower() if match else ""
-    if match is None or unit not in units:
-        near = _nearest(unit, units)
+    if match is None or unit not in of_unit:
+        near = _nearest(unit, of_unit)
         hint = f"did you mean {match.group(1)}{near}? " if match and near else ""
         known = ", ".join(name for name in units if name.isascii())
         wrong = "is not understood" if match is None or unit else "has no unit"
         raise UsageError(f"{what} {text!r} {wrong}: {hint}write a number and a unit ({known}), such as {example}")
-    value = float(match.group(1) + (match.group(2) or "")) * units[unit]
+    value = float(match.group(1) + (match.group(2) or "")) * of_unit[unit]
     if not math.isfinite(value):
         raise UsageError(f"{what} {text!r} is too large")
     return value

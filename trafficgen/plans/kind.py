@@ -28,7 +28,7 @@ def duration_ns(text: str) -> int:
 
 def _rate_or_share(text: str) -> int | str:
     """Parse a load into bit/s; a share of a capacity, which is not known here, stays text."""
-    return text if is_share(text) else parse_rate_bps(text)
+    return text if is_share(text) else round(parse_load(text, 1.0).bps)
 
 
 # how a number is read where a text needs a unit

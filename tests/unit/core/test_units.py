@@ -69,7 +69,7 @@ def test_nonsense_is_refused_in_one_sentence(text: str, parse: object) -> None:
         (parse_duration_s, "2minutes", "did you mean 2min?"),
         (parse_rate_bps, "10", "--x '10' has no unit: write a number and a unit (bit, kbit, mbit, gbit, tbit)"),
         (parse_rate_bps, "10gb", "did you mean 10gbit?"),
-        (parse_size_bytes, "5", "--x '5' has no unit: write a number and a unit (b, kb, mb, gb, tb, kib"),
+        (parse_size_bytes, "5", "--x '5' has no unit: write a number and a unit (B, kB, MB, GB, TB, KiB"),
     ],
 )
 def test_what_lacks_its_unit_is_answered_with_the_option_and_the_units(

@@ -50,7 +50,7 @@ def test_plan_writes_once_and_says_what_to_type_next(tmp_path: Path, capsys: pyt
     [
         (PLAN, "-o"),
         ([*PLAN, "-o", "x"], "--to"),
-        ([*PLAN, "--summary", "--load", "10"], "--load: rate '10' has no unit"),
+        ([*PLAN, "--summary", "--load", "10"], "--load: load '10' has no unit"),
         ([*PLAN, "--summary", "--load", "80%"], "--load 80% is a share: add the --capacity of the link"),
         ([*PLAN, "--summary", "--capacity", "10gbit"], "is a rate: leave --capacity out"),
         ([*PLAN, "--summary", "--duration", "2sec"], "--duration: duration '2sec' is not understood: did you mean 2s?"),

@@ -110,7 +110,7 @@ class Predictor:
         """
         item = fit.to_json() if isinstance(fit, FitResult) else fit
         if isinstance(item, Mapping) and "C_gbps" in item:
-            raise UsageError("the fit is of an earlier version of ringtap: fit the points again")
+            raise UsageError("the fit is of an earlier version of ringtap: fit the points, or write the report, again")
         try:
             capacity, measured = float(item["capacity_gbps"]), tuple(map(float, item["load_gbps"]))
             candidates = item.get("candidates") or [item]

@@ -254,6 +254,7 @@ def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     text = run(capsys, *PAIR, "--capacity", "50gbit", "--figure", tmp_path / "circles.svg")
     assert text.startswith("Partially compatible: score 0.8 with shifts of 0, 40 ms, 0.4 without\n")
     assert "Circle of 100 ms in 5 slots of 20 ms; periods are exact" in text
+    assert "\nScores of links: 1 if jobs never need more than the capacity, less by the share of it" in text
     assert "job 1" not in text
     assert (tmp_path / "circles.svg").read_text().startswith("<?xml")
     found = json.loads(

@@ -98,6 +98,13 @@ def test_from_a_model_to_points_and_other_simulators(tmp_path: Path) -> None:
     text = workload("lower", "w", *LINKS, cwd=tmp_path)
     assert "Bytes per iteration on 6 links: 737.9 MB on each, on a star of 25gbit\n" in text
     assert "Critical path: " in text
+    text = workload("lower", "w", *LINKS, "--topology", "ring", cwd=tmp_path)
+    assert "Bytes per iteration on 6 links: 737.9 MB on each of 3 (" in text
+    assert "; none on 3 links, on a ring of 25gbit\n" in text
+    text = workload("lower", "w", *LINKS, "--collective", "tree", "--pieces", 4, cwd=tmp_path)
+    assert "Bytes per iteration on 6 links: 1.107 GB on each of 2 (h0 up, h0 down); 553.4 MB on each of 4 (" in text
+    text = workload("simulate", "w", *LINKS, "--loads", "0:10gbit:40%", cwd=tmp_path)
+    assert "Time of an iteration, by the share of h0 down (25 Gbit/s) that cross traffic takes:\n" in text
     lowered = json.loads(workload("simulate", "p", *LINKS, "--loads", "0.4", "--json", cwd=tmp_path))
     assert lowered["points"][0]["iteration_s"] == pytest.approx(times[1])
     scaled = json.loads(

@@ -317,6 +317,7 @@ def test_a_table_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
     text = run(capsys, "--tensors", path, "--capacity", "10gbit")
     assert text.startswith("P3 gains 16.1% over FIFO, 0.1046 s instead of 0.1246 s per iteration; no order gains more")
     assert "DDP" not in text
+    assert "\nTime of an iteration under each order, on links of 10 Gbit/s:\norder" in text
     fast = run(capsys, "--tensors", path, "--capacity", "100tbit", "--workers", 4)
     assert fast.startswith("FIFO is as good as any other order: 0.075 s per iteration\n")
     # P3 with one slice at a time pays the latency of each; ByteScheduler hides it
@@ -338,6 +339,7 @@ def test_a_workload_from_the_command_line(tmp_path: Path, capsys: pytest.Capture
     for point in item["points"]:
         assert all(point["bound_s"] <= point[f"{method}_s"] for method in METHODS)
     text = run(capsys, *words)
+    assert "order, on links of 25 Gbit/s, by the share that cross traffic takes:\nload " in text
     assert text.startswith("ByteScheduler gains 1") and "\nByteScheduler at 90% load gains " in text
     assert "\nDDP's buckets in FIFO order: 25 MiB, its default, is as good as any of 1 to 200 MiB" in text
     server = run(capsys, tmp_path / "w", "--capacity", "25gbit", "--collective", "parameter-server", "--json")

@@ -162,7 +162,7 @@ def test_a_series_of_a_report(capsys, tmp_path):
         ('{"capacity_gbps": 25}', ["--load", "18gbit"], "not the JSON that ringtap fit writes"),
         ('{"C_gbps": 25}', ["--load", "18gbit"], "is of an earlier version of ringtap: fit the points, or"),
         ("kept", ["--load", "25gbit"], "cannot be predicted"),
-        ("kept", ["--load", "18"], "rate"),
+        ("kept", ["--load", "18"], "--load '18' has no unit"),
         ("kept", ["--slowdown", "half"], "not a number"),
         ("kept", ["--slowdown", "0.5"], "makes no sense"),
         ("kept", ["--slowdown", "2", "--load", "1gbit"], "not allowed with"),

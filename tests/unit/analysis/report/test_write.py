@@ -335,7 +335,7 @@ def test_fits_are_limited_to_a_range_of_loads(tmp_path, reported, capsys):
     assert {one["fit_reason"] for one in data["series"]} == {few}
     capsys.readouterr()
     assert main(["report", str(reported[0]), "--max-load", "0gbit"]) == 2
-    assert capsys.readouterr().err == "ringtap: 0gbit is not a positive rate\n"
+    assert capsys.readouterr().err == "ringtap: --max-load (max_load=) 0 Gbit/s is not a positive rate\n"
 
 
 def test_the_first_screen_answers_and_warnings_follow(reported):

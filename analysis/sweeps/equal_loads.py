@@ -1,4 +1,4 @@
-"""Gives series at exactly the same load, between the points that were measured next to it.
+"""Compares series at exactly the same load, between the points that were measured next to it.
 
 docs/commands/report.md, "Equal loads", has the rules.
 """

@@ -29,6 +29,12 @@ Send traffic and measure:
     run_sweep  measure a sweep: iteration times under each load of cross traffic
     testbed    build a virtual testbed of hosts and links within a block
 
+Predict without a network:
+
+    simulate   simulate a workload's iterations on a network, with cross traffic
+    whatif     calculate iteration times for other orders of tensors
+    schedule   find the time shifts with which jobs share links
+
 Mark iterations:
 
     step  mark the end of an iteration in a program whose steps ringtap cannot detect
@@ -62,6 +68,7 @@ if TYPE_CHECKING:
     from ringtap.analysis.statistics.two_sample import compare
     from ringtap.analysis.structure.capture_streams import read_structure
     from ringtap.analysis.sweeps.sweep import Sweep, open_run, open_sweep
+    from ringtap.predictions import schedule, simulate, whatif
     from ringtap.traffic import FlowPlan, receiver, send
 
 __version__ = "0.2.0"
@@ -91,10 +98,13 @@ __all__ = [
     "read_structure",
     "receiver",
     "run_sweep",
+    "schedule",
     "send",
+    "simulate",
     "step",
     "testbed",
     "utc",
+    "whatif",
     "write_report",
 ]
 
@@ -120,9 +130,12 @@ _MODULES = {
     "read_structure": "ringtap.analysis.structure.capture_streams",
     "receiver": "ringtap.traffic",
     "run_sweep": "ringtap.agents.sweep.conductor",
+    "schedule": "ringtap.predictions",
     "send": "ringtap.traffic",
+    "simulate": "ringtap.predictions",
     "testbed": "ringtap.agents.testbed.start_testbed",
     "utc": "ringtap.analysis.results_for_notebooks",
+    "whatif": "ringtap.predictions",
     "write_report": "ringtap.analysis.report.write",
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ringtap.analysis.results_for_notebooks import documented
-from ringtap.core.check_api_arguments import check_callback, instance_of, path_of
+from ringtap.core.check_api_arguments import check_callback, instance_of, option_names_as_arguments, path_of
 from ringtap.core.errors import UsageError, did_you_mean
 from ringtap.core.flow_plan_file import FlowSource, PlanFile, write_plan
 from ringtap.core.flow_plan_format import BASIC_VERSION, Flow, Operation
@@ -37,8 +36,6 @@ Connections: TypeAlias = Literal["kept", "new"]
 
 _FREE_PORT = "127.0.0.1:0"
 _CONNECTIONS = ("kept", "new")
-_OPTION = re.compile(r"--([a-z][a-z-]*[a-z])")
-_ARGUMENTS = {"token-file": "token"}  # options whose argument has another name
 
 
 class FlowPlan:
@@ -111,7 +108,7 @@ class FlowPlan:
         if not self.destinations:
             raise UsageError("the plan names no receiver for its file: give to='HOST:PORT' to FlowPlan")
         place = path_of(path, "the file")
-        with _python_names():
+        with option_names_as_arguments():
             write_plan(self._source, place, force)
         return place
 
@@ -191,7 +188,7 @@ def _converted(kind: TrafficKind, options: dict[str, Any]) -> dict[str, Any]:
     if unknown is not None:
         hint = did_you_mean(unknown, kind.options)
         raise UsageError(f"{kind.name} traffic has no {unknown!r}: {hint}it takes {', '.join(kind.options)}")
-    with _python_names():
+    with option_names_as_arguments():
         kind.check(given)
         for key, value in given.items():
             option = kind.options[key]
@@ -205,7 +202,7 @@ def _converted(kind: TrafficKind, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _made(kind: TrafficKind, given: dict[str, Any]) -> FlowSource:
-    with _python_names():
+    with option_names_as_arguments():
         return make_plan(kind.name, given, _read_segments, _read_operations)
 
 
@@ -221,19 +218,6 @@ def _read_operations(path: Path) -> Sequence[Operation]:
     from ringtap.workload.workload_to_flow_plan import read_operations
 
     return read_operations(path)
-
-
-@contextmanager
-def _python_names() -> Iterator[None]:
-    """Name options in errors within the block as Python does: ``--burst-length`` becomes ``burst_length``."""
-    try:
-        yield
-    except UsageError as error:
-        raise UsageError(_OPTION.sub(_argument_of, str(error))) from error
-
-
-def _argument_of(option: re.Match[str]) -> str:
-    return _ARGUMENTS.get(option[1], option[1].replace("-", "_"))
 
 
 def _listed(value: object) -> list[Any]:
@@ -289,7 +273,7 @@ def receiver(
     parse_address(instance_of(bind, str, "the address", "host:port"))
     workers, threads = usual_workers()
     options = ReceiveOptions(bind, _token(token), _path(log), workers=workers, threads=threads)
-    with _python_names(), Helper() as helper:
+    with option_names_as_arguments(), Helper() as helper:
         helper.ask("serve", options)
         running = RunningReceiver(str(helper.receive()))
         yield running
@@ -415,7 +399,7 @@ def send(
     addressed = plan.sent_to([] if to is None else _addresses(to))
     workers, threads = usual_workers()
     with (
-        _python_names(),
+        option_names_as_arguments(),
         tempfile.TemporaryDirectory(prefix="ringtap-", ignore_cleanup_errors=True) as folder,
         Helper(Path(folder)) as helper,
     ):

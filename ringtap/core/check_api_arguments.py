@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +15,22 @@ from ringtap.core.errors import UsageError
 T = TypeVar("T")
 _NAMES = {"str": "text", "Real": "a number", "DataFrame": "a pandas DataFrame"}
 _MOST_SHOWN = 60
+_OPTION = re.compile(r"--([a-z][a-z-]*[a-z])")
+_SEE = re.compile(r" \(see ringtap [a-z ]+ --help\)")
+_ARGUMENTS = {"token-file": "token"}  # options whose argument has another name
+
+
+@contextmanager
+def option_names_as_arguments() -> Iterator[None]:
+    """Name options in errors within the block as Python does: ``--burst-length`` becomes ``burst_length``."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(_OPTION.sub(_argument_of, _SEE.sub("", str(error)))) from error
+
+
+def _argument_of(option: re.Match[str]) -> str:
+    return _ARGUMENTS.get(option[1], option[1].replace("-", "_"))
 
 
 def path_of(value: object, name: str) -> Path:

@@ -275,6 +275,17 @@ def _run_shared(
 
 
 def _schedule(options: argparse.Namespace) -> int:
+    item = result(options)
+    print(json.dumps(item) if options.json else "\n".join(_lines(item)))
+    return 0
+
+
+def result(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what ``--json`` prints.
+
+    Raises:
+        UsageError: the options are wrong, or an input cannot be read.
+    """
     from ringtap.workload.interleaving import MEASURED_ERROR, draw_circles, place, schedule
 
     count = len(options.workloads) + len(options.jobs)
@@ -297,11 +308,7 @@ def _schedule(options: argparse.Namespace) -> int:
     item = _item(jobs, circles, found)
     if sharing:
         item["sharing"] = _run_shared(jobs, sharing, item["shifts_ms"], links[0].capacity_bps, places or 1)
-    if options.json:
-        print(json.dumps(item))
-        return 0
-    _print(item)
-    return 0
+    return item
 
 
 def _item(jobs: list[PeriodicJob], circles: Circles, found: Schedule) -> dict[str, Any]:
@@ -332,46 +339,48 @@ def _item(jobs: list[PeriodicJob], circles: Circles, found: Schedule) -> dict[st
     }  # fmt: skip
 
 
-def _print(item: dict[str, Any]) -> None:
+def _lines(item: dict[str, Any]) -> list[str]:
     full = all(link["score"] > 1 - 1e-9 for link in item["links"])
     shifts = ", ".join(f"{shift:g}" for shift in item["shifts_ms"])
-    print(
-        f"{'Fully' if full else 'Partially'} compatible: score {item['score']:.4g} with shifts of {shifts} ms, "
-        f"{item['score_unshifted']:.4g} without"
-    )
     worst = max(abs(job["period_error"]) for job in item["jobs"])
-    print(
+    found = f"score {item['score']:.4g} with shifts of {shifts} ms, {item['score_unshifted']:.4g} without"
+    lines = [
+        f"{'Fully' if full else 'Partially'} compatible: {found}",
         f"Circle of {item['perimeter_ms']:g} ms in {counted(item['slots'], 'slot')} of {item['quantum_ms']:.4g} ms; "
-        + (f"periods are off by up to {worst:.2%}" if worst else "periods are exact")
-    )
+        + (f"periods are off by up to {worst:.2%}" if worst else "periods are exact"),
+    ]
     rows = [["job", "name", "period, ms", "shift, ms", "sending phases", "highest rate"]]
     for number, (job, shift) in enumerate(zip(item["jobs"], item["shifts_ms"], strict=True)):
         highest = format_rate(max(phase["rate_bps"] for phase in job["phases"]))
         name = job["name"] if len(job["name"]) <= _NAME else f"{job['name'][: _NAME - 1]}…"
         rows.append([str(number), name, f"{job['period_ms']:.6g}", f"{shift:g}", str(len(job["phases"])), highest])
-    print("\n".join(text_table(rows, left=2)))
-    print("Scores of links: 1 if jobs never need more than the capacity, less by the share of it that they need beyond")
+    lines += [
+        *text_table(rows, left=2),
+        "Scores of links: 1 if jobs never need more than the capacity, less by the share of it that they need beyond",
+    ]
     rows = [["link", "search", "capacity", "jobs", "without shifts", "with shifts"]]
     for link in item["links"]:
         numbers = " ".join(map(str, link["jobs"])) or "none"
         scores = [f"{link['score_unshifted']:.4g}", f"{link['score']:.4g}"]
         rows.append([link["name"], link["search"], format_rate(link["capacity_bps"]), numbers, *scores])
-    print("\n".join(text_table(rows, left=2)))
+    lines += text_table(rows, left=2)
     if sharing := item.get("sharing"):
         starts = ", ".join(f"{start:g}" for start in sharing["starts_ms"])
         several = len(item["links"]) > 1
-        print(
+        lines.append(
             f"Iterations if {'links are' if several else 'the link is'} shared by {sharing['rule']}, from starts of "
             f"{starts} ms" + ("" if several else " and from the shifts")
         )
         if "priorities" in sharing:
             before, after = sharing["fair_flop_per_s"], sharing["crux_flop_per_s"]
             random = " of random links" if several else ""
-            print(f"All jobs compute {after:.4g} FLOP/s, {after / before - 1:+.1%} compared with fair shares{random}")
+            lines.append(
+                f"All jobs compute {after:.4g} FLOP/s, {after / before - 1:+.1%} compared with fair shares{random}"
+            )
             for number, level in enumerate(sharing["priorities"]):
                 intensity, link = sharing["gpu_intensity_flop_per_s"][number], sharing["paths"][number]
                 on = f", link {link}" if several else ""
-                print(f"  job {number}: GPU intensity {intensity:.4g} FLOP/s, priority {level}{on}")
+                lines.append(f"  job {number}: GPU intensity {intensity:.4g} FLOP/s, priority {level}{on}")
         rows = [["job", "alone, ms", "first, ms", "last, ms", f"mean of {sharing['iterations']}"]]
         rows[0] += [] if several else ["mean from shifts, ms"]
         for number, alone_ms in enumerate(sharing["alone_ms"]):
@@ -379,4 +388,5 @@ def _print(item: dict[str, Any]) -> None:
             times = [alone_ms, free["first_ms"], free["last_ms"], free["mean_ms"]]
             times += [] if several else [sharing["shifted"][number]["mean_ms"]]
             rows.append([str(number), *(f"{each:.5g}" for each in times)])
-        print("\n".join(text_table(rows)))
+        lines += text_table(rows)
+    return lines

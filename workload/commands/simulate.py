@@ -69,6 +69,17 @@ def read_simulators(given: list[str]) -> dict[str, Path]:
 
 
 def _simulate(options: argparse.Namespace) -> int:
+    item, lines = result(options)
+    print(json.dumps(item) if options.json else "\n".join(lines))
+    return 0
+
+
+def result(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Return what ``--json`` prints, and the lines that are printed without it.
+
+    Raises:
+        UsageError: the options are wrong, or an input cannot be read.
+    """
     from ringtap.workload.simulate_iterations import busiest_links, critical_path
     from ringtap.workload.simulated_loads import LEAST_ITERATIONS, MAX_ITERATIONS
     from ringtap.workload.simulated_run import parameters_of, write_run
@@ -103,31 +114,27 @@ def _simulate(options: argparse.Namespace) -> int:
     if options.output is not None:
         write_run(options.output, options.workload.resolve().name, workload, points, rate_bps, about)
     shown = [point.to_json(rate_bps) for point in points]
-    if options.json:
-        item = {"ranks": workload.ranks, "capacity_bps": rate_bps} | about
-        item |= {"points": shown, "critical_path": path._asdict()}
-        item["assumptions"] = assumed_of_others(workload)
-        item["link_bytes"] = dict(zip(network.links, first.link_bytes.tolist(), strict=True))
-        if others:
-            item |= {"one_iteration_s": once_s, "simulators": [each.to_json() for each in results]}
-        print(json.dumps(item))
-        return 0
-    print("".join(f"Assumed: {text}\n" for text in assumed_of_others(workload)), end="")
+    item = {"ranks": workload.ranks, "capacity_bps": rate_bps} | about
+    item |= {"points": shown, "critical_path": path._asdict()}
+    item["assumptions"] = assumed_of_others(workload)
+    item["link_bytes"] = dict(zip(network.links, first.link_bytes.tolist(), strict=True))
+    if others:
+        item |= {"one_iteration_s": once_s, "simulators": [each.to_json() for each in results]}
+    lines = [f"Assumed: {text}" for text in item["assumptions"]]
     slowest = shown[-1]
-    print(
+    lines.append(
         f"{shown[0]['iteration_s']:.4g} s per iteration"
         + (f", {slowest['iteration_s']:.4g} s at {slowest['load']:.0%} load" if len(points) > 1 else "")
         + f": {counted(workload.ranks, 'rank')} on a {network.name}, {about['collective']}"
     )
     if len(points) > 1:
-        print(_table(shown, f"{about['bottleneck']} ({format_rate(rate_bps)})"))
+        lines.append(_table(shown, f"{about['bottleneck']} ({format_rate(rate_bps)})"))
     for each in results:
-        print(f"One iteration alone: {each.sentence(once_s)}")
-        print("".join(f"Warning: {text}\n" for text in each.warnings), end="")
-    print(f"{path.sentence()}\n{busiest_links(network, first.link_bytes)}")
+        lines += [f"One iteration alone: {each.sentence(once_s)}", *(f"Warning: {text}" for text in each.warnings)]
+    lines += [path.sentence(), busiest_links(network, first.link_bytes)]
     if options.output is not None:
-        print(f"Next: ringtap report {shell_word(options.output)}")
-    return 0
+        lines.append(f"Next: ringtap report {shell_word(options.output)}")
+    return item, lines
 
 
 def _simulator(options: argparse.Namespace) -> tuple[LoadSimulator, list[CrossPlan]]:

@@ -61,6 +61,17 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 
 def _whatif(options: argparse.Namespace) -> int:
+    item, lines = result(options)
+    print(json.dumps(item) if options.json else "\n".join(lines))
+    return 0
+
+
+def result(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Return what ``--json`` prints, and the lines that are printed without it.
+
+    Raises:
+        UsageError: the options are wrong, or an input cannot be read.
+    """
     rate_bps = capacity_bps(options.capacity)
     loads = read_loads(options.loads, rate_bps)
     partition, credit = (_size_bytes(getattr(options, name), f"--{name}") for name in ("partition", "credit"))
@@ -79,24 +90,21 @@ def _whatif(options: argparse.Namespace) -> int:
     found = [schedules(tensors, each, *sizes) for each in networks]
     points = [_point(*each, tensors) for each in zip(loads, networks, found, strict=True)]
     buckets_s = bucket_times(tensors, networks[0]) if workers else {}
-    if options.json:
-        print(json.dumps(points[0] | _orders(tensors, found[0]) | {
-            "capacity_bps": rate_bps, "collective": COLLECTIVES[bool(workers)], "workers": workers,
-            "buckets": [{"bucket_bytes": size, "iteration_s": time_s} for size, time_s in buckets_s.items()],
-            "points": points,
-        }))  # fmt: skip
-        return 0
-    for point in points[:: max(len(points) - 1, 1)]:  # the first and the last one
-        print(_headline(point))
-    print(f"Time of an iteration under each order, {_network(rate_bps, len(loads))}:")
-    print("\n".join(text_table(_methods(points[0], found[0]) if len(points) == 1 else _loads(points))))
-    if buckets_s:
-        print(_advice(buckets_s))
-    return 0
+    item = points[0] | _orders(tensors, found[0]) | {
+        "capacity_bps": rate_bps, "collective": COLLECTIVES[bool(workers)], "workers": workers,
+        "buckets": [{"bucket_bytes": size, "iteration_s": time_s} for size, time_s in buckets_s.items()],
+        "points": points,
+    }  # fmt: skip
+    lines = [_headline(point) for point in points[:: max(len(points) - 1, 1)]]  # the first and the last one
+    lines.append(f"Time of an iteration under each order, {_network(rate_bps, len(loads))}:")
+    lines += text_table(_methods(points[0], found[0]) if len(points) == 1 else _loads(points))
+    return item, lines + ([_advice(buckets_s)] if buckets_s else [])
 
 
-def _overlap(options: argparse.Namespace, rate_bps: float, loads: Sequence[float], unknown: UnknownLayersError) -> int:
-    """Print what overlap is worth in a workload that does not say which layers have which tensors."""
+def _overlap(
+    options: argparse.Namespace, rate_bps: float, loads: Sequence[float], unknown: UnknownLayersError
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what overlap is worth in a workload that does not say which layers have which tensors."""
     from ringtap.workload.overlap_gain import overlap_times
     from ringtap.workload.scaling import Scaling, scale
     from ringtap.workload.workload import assumed_of_others, read_workload
@@ -110,21 +118,19 @@ def _overlap(options: argparse.Namespace, rate_bps: float, loads: Sequence[float
     per_host, latency_s = ranks_per_host(options, workload), parse_duration_s(options.latency, "--latency")
     times = [overlap_times(workload, rate_bps * (1 - load), latency_s, per_host) for load in loads]
     assumptions = assumed_of_others(workload) if options.workers is None else workload.about["assumptions"]
-    if options.json:
-        points = [{"load": load, **each._asdict(), "bound_s": each.bound_s}
-                  for load, each in zip(loads, times, strict=True)]  # fmt: skip
-        print(json.dumps({
-            **points[0], "capacity_bps": rate_bps, "collective": "ring", "workers": workload.ranks,
-            "gpus_per_node": per_host, "points": points, "assumptions": assumptions,
-        }))  # fmt: skip
-        return 0
+    points = [{"load": load, **each._asdict(), "bound_s": each.bound_s}
+              for load, each in zip(loads, times, strict=True)]  # fmt: skip
+    item = {
+        **points[0], "capacity_bps": rate_bps, "collective": "ring", "workers": workload.ranks,
+        "gpus_per_node": per_host, "points": points, "assumptions": assumptions,
+    }  # fmt: skip
     first = times[0]
-    print(
+    lines = [
         f"{first.recorded_s:.4g} s per iteration of {counted(workload.ranks, 'rank')}, of which perfect overlap would "
         f"save {1 - first.bound_s / first.recorded_s:.1%}"
-        + (f"; without any overlap {first.serial_s:.4g} s" if first.serial_s is not None else "")
-    )
-    print(f"Time of an iteration, {_network(rate_bps, len(loads))}:")
+        + (f"; without any overlap {first.serial_s:.4g} s" if first.serial_s is not None else ""),
+        f"Time of an iteration, {_network(rate_bps, len(loads))}:",
+    ]
     rows = [
         [
             "load",
@@ -141,10 +147,8 @@ def _overlap(options: argparse.Namespace, rate_bps: float, loads: Sequence[float
         rows.append(
             [f"{load:.0%}", *("–" if time_s is None else f"{time_s:.4f}" for time_s in (*each, each.bound_s)), gain]
         )
-    print("\n".join(text_table(rows)))
-    print("".join(f"Assumed: {text}\n" for text in assumptions), end="")
-    print(f"Orders of tensors are not compared: {unknown}")
-    return 0
+    lines += [*text_table(rows), *(f"Assumed: {text}" for text in assumptions)]
+    return item, [*lines, f"Orders of tensors are not compared: {unknown}"]
 
 
 def _size_bytes(text: str | None, option: str) -> int | None:

@@ -285,7 +285,7 @@ def test_a_recording_that_cannot_be_cut_ends_at_the_disk_limit_and_the_job_goes_
     [
         (("--disk-limit", "100kB"), "is less than the"),
         (("--disk-limit", "2MB", "--collect", "nic", "--every", "1ms"), "that the first minute needs"),
-        (("--disk-limit", "much"), "size 'much' is not understood"),
+        (("--disk-limit", "much"), "--disk-limit 'much' is not understood"),
         (("--disk-limit", "0B"), "is less than the"),
         (("--packets-around-slow", "p99:5s"), "add --collect default,packets"),
     ],

@@ -330,7 +330,7 @@ with ringtap.receiver() as r:
         (lambda plan: ringtap.send(plan, to=[]), "to= is an empty list"),
         (lambda plan: ringtap.send(plan, to="127.0.0.1:0"), "has port 0"),
         (lambda plan: ringtap.send(plan, to="127.0.0.1:1", duration=-1), "the duration of -1 s is not a positive time"),
-        (lambda plan: ringtap.send(plan, to="127.0.0.1:1", duration="1x"), "duration '1x' is not understood"),
+        (lambda plan: ringtap.send(plan, to="127.0.0.1:1", duration="1x"), "the duration '1x' is not understood"),
         (
             lambda plan: ringtap.send(plan, to="127.0.0.1:1", connections="keep"),
             "'keep' is unknown: did you mean 'kept'",

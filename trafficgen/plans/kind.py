@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from ringtap.core.flow_plan_file import FlowSource
 
 
-def duration_ns(text: str) -> int:
+def duration_ns(text: str, name: str = "duration") -> int:
     """Parse a time into nanoseconds.
 
     Raises:
-        UsageError: the text is not a time.
+        UsageError: the text is not a time; the message begins with the name.
     """
-    return round(parse_duration_s(text) * 1e9)
+    return round(parse_duration_s(text, name) * 1e9)
 
 
-def _rate_or_share(text: str) -> int | str:
+def _rate_or_share(text: str, name: str) -> int | str:
     """Parse a load into bit/s; a share of a capacity, which is not known here, stays text."""
-    return text if is_share(text) else round(parse_load(text, 1.0).bps)
+    return text if is_share(text) else round(parse_load(text, 1.0, name).bps)
 
 
-# how a number is read where a text needs a unit
-_FROM_NUMBER: dict[Callable[[str], Any], Callable[[Any], Any]] = {
+# how a number is read where a text needs a unit; for messages, these functions take the name of what has the text
+_FROM_NUMBER: dict[Callable[..., Any], Callable[[Any], Any]] = {
     parse_rate_bps: round,
     _rate_or_share: round,
     parse_size_bytes: round,
@@ -48,7 +48,7 @@ class Option:
         name: its name without leading dashes, for example ``load-counts``.
         metavar: placeholder of its value in ``--help``.
         help: one line for ``--help``.
-        read: function that parses the value.
+        read: function that parses the value; one of a quantity takes the name of the option, too.
         choices: the valid values, if they are few; ``--help`` shows them instead of ``metavar``.
         is_repeated: True if it may be given several times; its value is a list.
     """
@@ -56,7 +56,7 @@ class Option:
     name: str
     metavar: str
     help: str
-    read: Callable[[str], Any] = str
+    read: Callable[..., Any] = str
     choices: tuple[str, ...] = ()
     is_repeated: bool = False
 
@@ -80,6 +80,8 @@ class Option:
         try:
             found = _FROM_NUMBER.get(self.read, self._from_text)(value) if is_number else self._from_text(value)
         except UsageError as error:
+            if self.read in _FROM_NUMBER:
+                raise
             raise UsageError(f"--{self.name}: {error}") from error
         except (ValueError, OverflowError) as error:
             raise UsageError(f"--{self.name} {value!r} is not usable: {self.help}") from error
@@ -89,7 +91,7 @@ class Option:
         return found
 
     def _from_text(self, value: Any) -> Any:
-        return self.read(str(value))
+        return self.read(str(value), f"--{self.name}") if self.read in _FROM_NUMBER else self.read(str(value))
 
 
 @dataclass(frozen=True)

@@ -301,7 +301,7 @@ WRONG = {
     ): "no packets were recorded at point vgg16-consistent:2: S1: the disk is full",
     ("CAPTURE", "--iteration", "1"): "--iteration is for a run directory",
     ("CAPTURE", "--from", "noon-ish"): "'noon-ish' is not a time",
-    ("CAPTURE", "--from", "+1 second"): "duration '1 second' is not understood",
+    ("CAPTURE", "--from", "+1 second"): "time after + '1 second' is not understood",
     ("CAPTURE", "--to", "+5s", "--from", "+6s"): "--from +6s is not before --to +5s",
     (
         "CAPTURE",

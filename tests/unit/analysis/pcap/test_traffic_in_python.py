@@ -142,7 +142,7 @@ def test_a_lead_of_a_capture_moves_its_packets(tmp_path):
         (lambda traffic: traffic.packets("tcp", 0), "there is no conversation 'tcp'"),
         (lambda traffic: traffic.packets(0, 0), "has no packet within 10 ms of this time"),
         (lambda traffic: traffic.packets(0, "noon-ish"), "'noon-ish' is not a time"),
-        (lambda traffic: traffic.packets(0, 0, "1 second"), "duration '1 second' is not understood"),
+        (lambda traffic: traffic.packets(0, 0, "1 second"), "a time span '1 second' is not understood"),
         (lambda traffic: traffic.packets(0, 0, -1), "-1 s is not a positive time"),
         (lambda traffic: traffic.rates(bin_s=-1), "a width of bins of -1 s is not a positive time"),
         (lambda traffic: traffic.rates("conversations"), "did you mean 'conversation'"),

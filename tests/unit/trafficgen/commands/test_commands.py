@@ -50,10 +50,10 @@ def test_plan_writes_once_and_says_what_to_type_next(tmp_path: Path, capsys: pyt
     [
         (PLAN, "-o"),
         ([*PLAN, "-o", "x"], "--to"),
-        ([*PLAN, "--summary", "--load", "10"], "--load: load '10' has no unit"),
+        ([*PLAN, "--summary", "--load", "10"], "--load '10' has no unit"),
         ([*PLAN, "--summary", "--load", "80%"], "--load 80% is a share: add the --capacity of the link"),
         ([*PLAN, "--summary", "--capacity", "10gbit"], "is a rate: leave --capacity out"),
-        ([*PLAN, "--summary", "--duration", "2sec"], "--duration: duration '2sec' is not understood: did you mean 2s?"),
+        ([*PLAN, "--summary", "--duration", "2sec"], "--duration '2sec' is not understood: did you mean 2s?"),
         ([*PLAN, "--summary", "--load", "0bit"], "load"),
         ([*PLAN, "--summary", "--duration", "0s"], "duration"),
         ([*PLAN, "--summary", "--to", "nowhere"], "HOST:PORT"),

@@ -98,6 +98,8 @@ _RENAMED = {
     "ringtap": {"capture": "record", "collect": "merge", "lab": "testbed"},
     "ringtap traffic": {"bundle": "zipapp"},
 }
+# what other programs call a command -> the command
+_MEANT = {"start": "run", "launch": "run", "exec": "run", "profile": "run", "watch": "live", "plot": "report"}
 # verb -> options of earlier versions, and what they are called now
 _RENAMED_OPTIONS = {
     **{verb: {"--scheduler": "--dask"} for verb in ("analyze", "flows", "report")},
@@ -249,6 +251,10 @@ class Parser(argparse.ArgumentParser):
             parser, name = self._parser_of(options), unknown[0].partition("=")[0]
             if not name.startswith("-"):
                 parser.error(f"{name!r} is one argument too many")
+            if name == "--":
+                parser.error("no command goes here: ringtap run -- COMMAND starts a job")
+            if name in parser._option_string_actions:
+                parser.error(f"{name} comes after the command")
             # all options begin alike, and one of another beginning is no near one
             bare = {known.lstrip("-"): known for known in parser._option_string_actions}
             hint = did_you_mean(name.lstrip("-"), bare).rstrip().replace("'", "'--", 1)
@@ -282,7 +288,8 @@ class Parser(argparse.ArgumentParser):
         what = f"{name}: {value!r} is not known"
         if isinstance(action, argparse._SubParsersAction):
             what = f"there is no command {value!r}"
-            renamed = _RENAMED.get(self.prog, {})
+            renamed, meant = _RENAMED.get(self.prog, {}), _MEANT if self.prog == "ringtap" else {}
+            hint = f"did you mean {meant[value]!r}?" if value in meant else hint
             hint = f"it is {renamed[value]} now" if value in renamed else hint
         raise argparse.ArgumentError(None, f"{what}: {hint}" if hint else what)
 

@@ -81,6 +81,12 @@ def test_help_of_a_command_is_its_own_help(capsys: pytest.CaptureFixture[str]) -
         ),
         ("testbed up --rate 1gbit", "there is no option --rate: it is --capacity now (see ringtap testbed up --help)"),
         ("analyze x --rate 1", "there is no option --rate (see ringtap analyze --help)"),
+        ("--json analyze x", "--json comes after the command (see ringtap analyze --help)"),
+        ("start x", "there is no command 'start': did you mean 'run'? (see ringtap --help)"),
+        (
+            "record -- python3 train.py",
+            "no command goes here: ringtap run -- COMMAND starts a job (see ringtap record --help)",
+        ),
         ("analyze x --force", "there is no option --force (see ringtap analyze --help)"),
         ("traffic send --xyz=1 x", "there is no option --xyz (see ringtap traffic send --help)"),
         ("analyze x y", "'y' is one argument too many (see ringtap analyze --help)"),

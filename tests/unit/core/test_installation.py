@@ -234,7 +234,7 @@ def test_every_package_that_pyproject_names_has_its_extra() -> None:
 def test_a_wheel_made_as_the_readme_says_installs_and_is_named_by_the_remedies(tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text()
     lines = [line.partition(" #")[0].strip() for line in readme.splitlines() if line.startswith("pip ")]
-    build, install = (shlex.split(line)[1:] for line in lines[2:4])
+    build, install = (shlex.split(line)[1:] for line in lines[1:3])
     assert [build[-1], install[0]] == ["/path/to/ringtap", "install"]
     environment = tmp_path / "their own"
     venv.create(environment, with_pip=False, symlinks=True)

@@ -16,7 +16,7 @@ from ringtap.analysis.compare.run_comparison import RunComparison
 from ringtap.analysis.compare.run_measures import RunMeasures
 from ringtap.analysis.pcap.export_scan_tables import check_new
 from ringtap.analysis.plots import figures_on_axes as on_axes
-from ringtap.analysis.plots.figure import Drawn, draw, label, line_handle, new_figure, sheet
+from ringtap.analysis.plots.figure import PANEL, Drawn, draw, label, line_handle, new_figure, sheet
 from ringtap.analysis.plots.style import COLOURS
 from ringtap.analysis.report.page import render
 from ringtap.core.check_api_arguments import path_of
@@ -24,7 +24,6 @@ from ringtap.core.errors import file_errors
 from ringtap.core.terminal_escaping import one_line
 
 _TABLE = "measures.csv"
-_SIZE = (7.2, 2.5)
 # a line of each run, which can be told apart without colour
 _LINES = ("-", (0, (5, 2)), (0, (1, 1.2)), "-.", (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 3)))
 _PANELS = 3  # matrices in a row
@@ -63,7 +62,7 @@ def _times(found: RunComparison) -> Drawn | None:
     if not runs:
         return None
     looks = [{"color": COLOURS[at % len(COLOURS)], "linestyle": _LINES[at % len(_LINES)]} for at in range(len(runs))]
-    on = sheet(1, 1, _SIZE, [line_handle(run.label, **look) for run, look in zip(runs, looks, strict=True)])
+    on = sheet(1, 1, PANEL, [line_handle(run.label, **look) for run, look in zip(runs, looks, strict=True)])
     (axes,) = on.panels
     for run, look in zip(runs, looks, strict=True):
         on_axes.cdf(run.times_s, axes, **look)

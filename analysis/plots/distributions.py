@@ -154,9 +154,9 @@ def spread_and_growth(series: Sequence[Series], found: Sequence[Tails], setting:
         axes.set_ylim(len(kept) - 0.4, -0.6)
         axes.set_yticks(range(len(kept)), [label(_short(one)) for one, _, _ in kept])
     on.panels[0].set_title("spread of iteration times", loc="left")
-    on.panels[0].set_xlabel("standard deviation over mean, in %")
+    on.panels[0].set_xlabel("deviation, % of mean")
     on.panels[1].set_title(f"growth at {heavy} load", loc="left")
-    on.panels[1].set_xlabel("times as long as without cross traffic")
+    on.panels[1].set_xlabel("× time without load")
     loads = f"{100 * LIGHT_SHARE:.0f} % and {heavy} of the capacity of {setting.capacity_gbps:g} Gbit/s"
     caption = (
         f"Left: standard deviation of the iteration times over their mean at {loads}, between the points measured "

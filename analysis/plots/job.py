@@ -25,7 +25,7 @@ _LOSSES = {
 _MAX_MARKS = 100
 _MAX_QUANTILES = 2000  # in the table of the distribution
 _MAX_PAIRS = 64
-_SIZE = (7.2, 2.5)
+_SIZE = (5.2, 2.3)
 
 
 def _iterations(job: Job) -> Drawn:

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 
 from ringtap.analysis.plots.figure import Drawn, finite, label, line_handle, sheet
-from ringtap.analysis.plots.style import COLOURS, FAINT, INK
+from ringtap.analysis.plots.style import COLOURS, FAINT, INK, MARKS
 from ringtap.analysis.sweeps.sharing import FLUID, MEASURED, MLTCP_EQUATION, SharingPoint
 from ringtap.core.run_directory_schema import ALONE
 
-_SIZE = (6.4, 2.6)
+_SIZE = (5.2, 2.3)
 _PANEL = (2.9, 1.7)
 _JUMP = 0.12  # of a phase, from one iteration to the next, across which no line is drawn
 _MAX_LABELS = 14  # of points on the horizontal axis
@@ -31,7 +31,8 @@ def _times(points: Sequence[SharingPoint]) -> Drawn:
     """Draw the mean iteration time of each job at each point, with its interval and its prediction."""
     names = _names(points)
     colours = dict(zip(names, COLOURS, strict=False))
-    handles = [line_handle(name, marker="o", linestyle="none", color=colours[name]) for name in names]
+    marks = dict(zip(names, MARKS, strict=False))
+    handles = [line_handle(name, marker=marks[name], linestyle="none", color=colours[name]) for name in names]
     handles.append(line_handle("predicted", marker="_", linestyle="none", color=INK))
     on = sheet(1, 1, _SIZE, handles, label_columns=4)
     (axes,) = on.panels
@@ -45,7 +46,7 @@ def _times(points: Sequence[SharingPoint]) -> Drawn:
         )
         axes.vlines(x, low, high, color=colours[name], linewidth=1)
         texts = [f"{points[place].label}, {name}: {job.mean_s:.4g} s" for place, job in found]
-        on.mark(axes, x, mean, texts, marker="o", color=colours[name])
+        on.mark(axes, x, mean, texts, marker=marks[name], color=colours[name])
         axes.plot(x, predicted, linestyle="none", marker="_", markersize=11, color=INK)
         rows += [
             {"point": points[place].label, "job": name, "mean_s": job.mean_s, "predicted_s": job.predicted_s}
@@ -66,13 +67,14 @@ def _phases(points: Sequence[SharingPoint]) -> Drawn | None:
         return None
     names = _names(points)
     colours = dict(zip(names, COLOURS, strict=False))
-    handles = [line_handle(name, marker=".", linestyle="none", color=colours[name]) for name in names[1:]]
+    marks = dict(zip(names, MARKS, strict=False))
+    handles = [line_handle(name, marker=marks[name], linestyle="none", color=colours[name]) for name in names[1:]]
     on = sheet(len(points), 2, _PANEL, handles)
     for axes, point in zip(on.panels, points, strict=True):
         for name, table in point.phases.groupby("job"):
             if name != names[0]:
-                colour = colours[str(name)]
-                axes.plot(table["iteration"], table["phase"], linestyle="none", marker=".", markersize=3, color=colour)
+                look = {"marker": marks[str(name)], "color": colours[str(name)], "markersize": 3}
+                axes.plot(table["iteration"], table["phase"], linestyle="none", **look)
         axes.set_ylim(0, 1)
         axes.set_title(label(point.label))
         axes.set_ylabel(f"phase to {label(names[0])}")
@@ -88,7 +90,8 @@ def _by_phase(points: Sequence[SharingPoint]) -> Drawn | None:
     if not points:
         return None
     colours = dict(zip(dict.fromkeys(point.label for point in points), COLOURS * 4, strict=False))
-    handles = [line_handle(name, marker=".", linestyle="none", color=colour) for name, colour in colours.items()]
+    marks = dict(zip(colours, MARKS * 4, strict=False))
+    handles = [line_handle(name, marker=marks[name], linestyle="none", color=colours[name]) for name in colours]
     on = sheet(1, 1, _SIZE, handles, label_columns=4)
     (axes,) = on.panels
     parts = []
@@ -96,8 +99,9 @@ def _by_phase(points: Sequence[SharingPoint]) -> Drawn | None:
         table = point.phases.dropna(subset=["phase"])
         table = table.assign(point=point.label, active_s=table["iteration_s"] - table["pause_s"])
         axes.plot(
-            table["phase"], table["active_s"], linestyle="none", marker=".", markersize=4, color=colours[point.label]
-        )
+            table["phase"], table["active_s"], linestyle="none", marker=marks[point.label], markersize=3,
+            color=colours[point.label],
+        )  # fmt: skip
         parts.append(table)
     for job in points[0].jobs:
         if job.slowdown is not None:

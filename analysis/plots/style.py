@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ringtap.core.run_directory_schema import SIMULATED
@@ -29,6 +29,8 @@ _OTHER_MARKS: tuple[tuple[str, Any], ...] = (("D", "-."), ("v", (0, (3, 1, 1, 1,
 _TRANSPORT_MARKS: tuple[tuple[str, Any], ...] = (
     ("o", "-"), ("s", (0, (3, 1, 1, 1))), ("^", (0, (1, 1.2))), ("D", (0, (5, 2))),
 )  # fmt: skip
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
+_MODEL_LINES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), "-.", (0, (3, 1, 1, 1, 1, 1)), (0, (8, 2)))
 _FILLS = ("left", "bottom", "right", "top")
 
 INK, FAINT, LIGHT = "#222222", "#8a8a8a", "#DDDDDD"
@@ -103,6 +105,27 @@ def looks(series: Sequence[Key]) -> dict[Key, Look]:
     return {
         (model, kind, transport): Look(colours[model], *marks[kind], transports.index(transport))
         for model, kind, transport in series
+    }
+
+
+def model_looks(series: Sequence[Key], has_kinds: bool) -> dict[Key, Look]:
+    """Assign a look to every series of figures with several models in a panel, which differ in more than colour.
+
+    Args:
+        series: the series.
+        has_kinds: there are several traffic kinds in a panel, whose lines differ.
+    """
+    models, found = list(dict.fromkeys(model for model, _, _ in series)), looks(series)
+    if len(models) == 1:
+        return found
+    numbers = {key: models.index(key[0]) for key in series}
+    return {
+        key: replace(
+            found[key],
+            marker=MARKS[number % len(MARKS)],
+            line=found[key].line if has_kinds else _MODEL_LINES[number % len(_MODEL_LINES)],
+        )
+        for key, number in numbers.items()
     }
 
 

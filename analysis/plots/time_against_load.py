@@ -23,6 +23,7 @@ from ringtap.analysis.plots.style import (
     joined,
     look_of_transport,
     looks,
+    model_looks,
     title_of,
     transport_looks,
 )
@@ -126,7 +127,7 @@ def rescaled_times(series: Sequence[Series], setting: Setting) -> Drawn | None:
         top.set_xlim(axes.get_xlim())
         top.grid(False)
         marks = [(transform(share * capacity), f"{share * capacity:.4g}") for share in _SHARES_ABOVE]
-        spaced = _spaced([mark for mark in marks if mark[0] <= end], 0.07 * (end - 1))
+        spaced = _spaced([mark for mark in marks if mark[0] <= end], 0.13 * (end - 1))
         top.set_xticks([position for position, _ in spaced], [text for _, text in spaced])
         top.set_xlabel(setting.load_label, color=FAINT)
         top.tick_params(colors=FAINT)
@@ -259,7 +260,7 @@ def _panels(series: Sequence[Series], above: float) -> tuple[Sheet, list[list[Se
     If a model has many variants, there is a panel per model, traffic kind and topology, with the transports and
     collectives in the legend.
     """
-    look = looks([one.key for one in series])
+    look = model_looks([one.key for one in series], len(series) <= _MAX_IN_ONE_PANEL)
     if len(series) <= _MAX_IN_ONE_PANEL:
         labels = [handle(look[one.key], name_of(one)) for one in series]
         return sheet(1, 1, PANEL, labels, 2, above), [list(series)], look
@@ -267,10 +268,7 @@ def _panels(series: Sequence[Series], above: float) -> tuple[Sheet, list[list[Se
         return _panels_by_topology(series, above)
     kinds = grouped(series, "traffic")
     by_title = {(one.title, one.variant): look[one.key] for one in series}
-    labels = [
-        line_handle(joined(*names), linewidth=2.4, **shown.marks | {"marker": "o" if shown.transport else ""})
-        for names, shown in by_title.items()
-    ]
+    labels = [handle(shown, joined(*names)) for names, shown in by_title.items()]
     on = sheet(len(kinds), 2, PANEL, labels, 2, above)
     for axes, group in zip(on.panels, kinds, strict=True):
         axes.set_title(label(f"{title_of(group[0].traffic)} cross traffic"), loc="left")

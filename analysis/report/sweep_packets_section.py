@@ -33,8 +33,8 @@ from ringtap.core.flow_plan_table import read_plan
 from ringtap.core.run_directory_schema import VARIANTS
 from ringtap.core.units import format_duration, format_size
 
-_PANEL = (4.4, 2.5)
-_LEGEND: dict[str, Any] = {"fontsize": 6.5, "frameon": True, "framealpha": 0.85, "edgecolor": "none"}
+_PANEL = (2.95, 2.2)
+_LEGEND: dict[str, Any] = {"frameon": True, "framealpha": 0.85, "edgecolor": "none"}
 _SHOWN_ITERATIONS = 3
 _INSTANT_NS = 1_000_000.0  # over which an instantaneous rate is averaged: a burst of the thesis
 _NEAR_LOAD = 0.05  # largest distance of a published load from the point's, as a share of the capacity

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib import image
 
 from ringtap.analysis import published_results
 from ringtap.analysis.model.fit import CongestionModel
@@ -28,6 +29,7 @@ from ringtap.core.append_only_logs import open_records
 from ringtap.core.thesis_neural_networks import PROFILES
 from tests.gold.analysis_sweep import CURVES, LOADS_GBPS, edit_info, write_sweep
 from tests.gold.job_run import Truth, write_ddp_job
+from tests.gold.shared_jobs import sharing
 from tests.unit.browser import CHROMIUM, Browser
 
 CAPACITY = ["--capacity", "25gbit"]
@@ -341,12 +343,12 @@ def test_fits_are_limited_to_a_range_of_loads(tmp_path, reported, capsys):
 def test_the_first_screen_answers_and_warnings_follow(reported):
     raw = (reported[0] / "report" / "report.html").read_text()
     data = reported[2]
-    headline, table, figure, warnings = (
+    headline, figure, table, warnings = (
         raw.index(words)
-        for words in (data["answer"], 'aria-label="Series"', 'id="figure-iteration-times"', 'id="warnings"')
+        for words in (data["answer"], 'id="figure-iteration-times"', 'aria-label="Series"', 'id="warnings"')
     )
-    assert headline < table < figure < warnings < raw.index('id="times"')
-    assert raw[table:figure].count('<tr><th scope="row">') == len(PAIRS)
+    assert headline < figure < table < warnings < raw.index('id="times"')
+    assert raw[table:warnings].split("</table>")[0].count('<tr><th scope="row">') == len(PAIRS)
     assert [row["series"] for row in data["overview"]] == [f"{model}-{traffic}" for model, traffic in PAIRS]
     found = data["findings"]
     assert {item["firm"] for item in found} == {True, False}
@@ -803,7 +805,7 @@ def test_figures_answer_to_the_keyboard_and_print_whole(reported, tmp_path):
     # the page scrolls to what takes the focus, which hides the text of a mark
     frame = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
     focus = f"document.querySelector('{{}}').focus(); {frame}"
-    throughput = "#figure-throughput svg.figure"
+    throughput = "#figure-throughput"
 
     def press(key):
         for kind in ("rawKeyDown", "keyUp"):
@@ -842,14 +844,13 @@ def test_figures_answer_to_the_keyboard_and_print_whole(reported, tmp_path):
         assert browser.value("printed") == [0] and browser.value(home) == whole
         assert browser.value("document.querySelectorAll('details[open]').length") == 0
 
-        # on a narrow page the panels take the focus, and the figure behind them does not
+        # each panel takes the focus, and has its own marks
         browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
         browser.value("document.activeElement.blur()")
-        browser.value(focus.format(f"{throughput}:not(.part)"))
-        assert not browser.value("document.activeElement.matches('svg:not(.part)')")
-        browser.value(focus.format(f"{throughput}.part"))
-        assert browser.value("document.activeElement.matches('svg.part')")
+        browser.value(focus.format(f"{throughput} svg.figure:nth-of-type(2)"))
+        assert browser.value("document.activeElement.matches('svg.figure:nth-of-type(2)')")
         press("ArrowRight")
+        assert browser.value(said).startswith("ResNet-50")
         assert browser.value(said) != ""
         for width in (390, 1200):
             browser.call(
@@ -860,5 +861,66 @@ def test_figures_answer_to_the_keyboard_and_print_whole(reported, tmp_path):
             taking = [node for node in shown if {"focusable"} & {item["name"] for item in node.get("properties", ())}]
             assert all(node["name"]["value"] for node in taking if node["role"]["value"] != "StaticText")
             pictures = [node["name"]["value"] for node in shown if node["role"]["value"] == "image"]
-            assert len(pictures) == len(set(pictures)) and (len(pictures) > len(FIGURES)) == (width == 390)
+            drawings = [name for name in pictures if len(name) > 60]  # the others are entries of legends
+            assert len(drawings) == len(set(drawings)) > len(FIGURES)
         assert [event for event in browser.events if event["method"] == "Runtime.exceptionThrown"] == []
+
+
+WIDTHS = {390: 844, 600: 900, 768: 1024, 1280: 800}
+SMALLEST = """[...document.querySelectorAll("svg.figure, svg.key")].map((svg) => {
+  const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+  const texts = [...svg.querySelectorAll("text")];
+  return Math.min(...texts.map((text) => scale * parseFloat(getComputedStyle(text).fontSize)));
+})"""
+PLACES = """[...document.querySelectorAll("svg.figure")].map((svg) => {
+  const {x, y, width, height} = svg.getBoundingClientRect();
+  return [x + scrollX, y + scrollY, width, height];
+})"""
+MISALIGNED = """[...document.querySelectorAll("table")].flatMap((table) => {
+  const heads = [...table.querySelectorAll("thead tr:last-child th")];
+  return [...table.querySelectorAll("tbody tr")].flatMap((row) => [...row.cells].every((cell) => cell.colSpan === 1)
+    ? [...row.cells].filter((cell, at) => getComputedStyle(cell).textAlign !== getComputedStyle(heads[at]).textAlign)
+        .map((cell) => `${table.parentNode.getAttribute("aria-label")}: ${cell.textContent}`) : []);
+})"""
+
+
+def every_page(folder, sweep):
+    """Write a page of each kind, and return their paths."""
+    write_ddp_job(folder / "small", Truth())
+    sharing(folder / "sharing")
+    for run in ("small", "sharing"):
+        assert main(["report", str(folder / run)]) == 0
+    assert main(["compare", str(sweep), "-o", str(folder / "compare.html")]) == 0
+    pages = [folder / run / "report" / "report.html" for run in ("small", "sharing")]
+    return [sweep / "report" / "report.html", folder / "compare.html", *pages]
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium")
+def test_every_figure_of_every_page_is_drawn_at_every_width(reported, tmp_path):
+    """Pixels of each panel: curves in it, on telephones, tablets and screens; text that can be read; aligned heads."""
+    frame = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    pages = every_page(tmp_path, reported[0])
+    with Browser(tmp_path / "profile") as browser:
+        for page, (width, height) in itertools.product(pages, WIDTHS.items()):
+            size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": True}
+            browser.call("Emulation.setDeviceMetricsOverride", **size)
+            browser.open(page.as_uri())
+            browser.wait(f"location.href === '{page.as_uri()}' && document.readyState === 'complete'")
+            if page == pages[0] and width == 1280:
+                top, tall = (browser.value(PLACES)[0][at] for at in (1, 3))
+                assert top + tall <= height, "the first figure is on the first screen"
+            # what is not in sight is laid out only when it is
+            shown = "one.style.contentVisibility = 'visible'; one.style.overflow = 'visible'"
+            browser.value(f"document.querySelectorAll('figure').forEach((one) => {{ {shown}; }})")
+            browser.value(frame)
+            assert browser.value("document.documentElement.scrollWidth") <= width
+            assert min(browser.value(SMALLEST)) >= 10.99, (page, width)
+            assert browser.value(MISALIGNED) == []
+            for x, y, wide, high in browser.value(PLACES):
+                clip = {"x": x, "y": y, "width": min(wide, width - x), "height": high, "scale": 1}
+                shot = browser.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
+                picture = image.imread(io.BytesIO(base64.b64decode(shot["data"])))[..., :3]
+                # what is within the axes is darker than their grid
+                tall, across = (round(share * one) for share, one in zip((0.75, 0.9), picture.shape[:2], strict=True))
+                inside = picture[round(0.15 * picture.shape[0]) : tall, round(0.25 * picture.shape[1]) : across]
+                assert (inside.min(axis=2) < 0.75).sum() > 20, (page, width, y)

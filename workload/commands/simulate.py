@@ -114,9 +114,8 @@ def result(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     if options.output is not None:
         write_run(options.output, options.workload.resolve().name, workload, points, rate_bps, about)
     shown = [point.to_json(rate_bps) for point in points]
-    item = {"ranks": workload.ranks, "capacity_bps": rate_bps} | about
-    item |= {"points": shown, "critical_path": path._asdict()}
-    item["assumptions"] = assumed_of_others(workload)
+    item: dict[str, Any] = {"ranks": workload.ranks, "capacity_bps": rate_bps} | about
+    item |= {"points": shown, "critical_path": path._asdict(), "assumptions": assumed_of_others(workload)}
     item["link_bytes"] = dict(zip(network.links, first.link_bytes.tolist(), strict=True))
     if others:
         item |= {"one_iteration_s": once_s, "simulators": [each.to_json() for each in results]}

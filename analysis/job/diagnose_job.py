@@ -25,7 +25,7 @@ from ringtap.analysis.job.verdict import named
 from ringtap.analysis.runs.samples_to_iterations import Integers
 from ringtap.analysis.runs.sockets import LOST
 from ringtap.analysis.runs.traffic_classes import TRAINING
-from ringtap.core.run_directory_schema import PASS_LOGS
+from ringtap.core.run_directory_schema import PASS_LOGS, SOCKETS_REC
 from ringtap.core.units import counted
 
 # of more iterations times ranks than this, evenly spread iterations stand for all
@@ -122,7 +122,9 @@ def _network(job: Job, rows: Integers) -> NetworkRecords:
     if not len(rows):
         return NetworkRecords.missing("no iteration has the times of all ranks")
     if not job.logs.traffic.nodes:
-        return NetworkRecords.missing("sockets were not recorded (--collect sockets)")
+        is_recorded = any(node.names(SOCKETS_REC) for node in job.logs.nodes.values())
+        why = "no TCP connection was seen" if is_recorded else "sockets were not recorded (--collect sockets)"
+        return NetworkRecords.missing(why)
     if job.logs.is_too_short:
         return NetworkRecords.missing("sockets were sampled too rarely for iterations as short as these (--every)")
     if missing := _uncovered(job, rows):

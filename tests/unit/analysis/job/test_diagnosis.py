@@ -296,6 +296,12 @@ def test_what_was_not_recorded_is_said(tmp_path):
         "Cannot be told: busy processors (how long ranks wait for a processor is not recorded, or not for long enough "
         "(--collect host))."
     )
+    write_ddp_job(tmp_path / "silent", Truth(iterations=40))  # no connection was open: the logs have no record
+    for log in (tmp_path / "silent").glob("nodes/*/sockets/sockets.rec"):
+        with log.open("r+b") as file:
+            file.truncate(open_records(log).offset)
+    lines = verdict(open_job(tmp_path / "silent").diagnosed)
+    assert "Cannot be told: other traffic, loss, slow link (no TCP connection was seen)." in lines
     write_ddp_job(tmp_path / "killed", Truth(iterations=40))
     node = tmp_path / "killed" / "nodes" / "n1"
     for log in (node / "sockets" / "sockets.rec", node / "nic" / "nic.rec"):

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ringtap.core.check_api_arguments import option_names_as_arguments, path_of
+from ringtap.core.installation import missing
 
 # arguments whose numbers are bit/s, seconds or bytes -> the unit that the command wants with them
 _UNITS = {"capacity": "bit", "latency": "s", "overhead": "s", "time_limit": "s", "partition": "B", "credit": "B"}
@@ -72,9 +73,14 @@ def _called(
         for one in value if isinstance(value, (list, tuple)) else [value]:
             words += _words(name, one)
     paths = [str(path_of(one, "a workload")) for one in workloads]
-    with option_names_as_arguments():
-        given = build_parser(*verb).parse_args([*words, "--", *paths] if paths else words)
-        found = importlib.import_module(f"ringtap.workload.commands.{module}").result(given)
+    try:
+        with option_names_as_arguments():
+            given = build_parser(*verb).parse_args([*words, "--", *paths] if paths else words)
+            found = importlib.import_module(f"ringtap.workload.commands.{module}").result(given)
+    except ImportError as error:
+        if (said := missing(error)) is None:
+            raise
+        raise ImportError(f"ringtap.{verb[-1]} cannot be used: {said}", name=error.name) from None
     item: dict[str, Any] = found[0] if isinstance(found, tuple) else found
     return item
 

@@ -126,6 +126,7 @@ def test_live_says_that_plain_text_needs_nothing(least: Path, tmp_path: Path) ->
 
 WITHOUT_PACKAGES = ("MeasurementError", "RingtapError", "RingtapWarning", "UsageError", "__version__")
 WITHOUT_PACKAGES += ("FlowPlan", "demand", "receiver", "run_sweep", "send", "step", "testbed", "utc")
+WITHOUT_PACKAGES += ("schedule", "simulate", "whatif")
 
 
 @pytest.mark.parametrize("name", [name for name in ringtap.__all__ if name not in WITHOUT_PACKAGES])
@@ -135,6 +136,13 @@ def test_every_public_name_says_what_is_missing_and_how_to_get_it(least: Path, n
     sentence = rf"ImportError: ringtap\.{name} cannot be used: \w+ is not installed here: .* install .*\[report\]'?"
     assert re.fullmatch(sentence, last)
     assert "pandas" not in done.stderr.replace(last, "")
+
+
+def test_a_call_says_what_is_missing_and_how_to_get_it(least: Path) -> None:
+    jobs = "job=['100ms:0ms-60ms@20gbit'] * 2"
+    done = alone(least, "-c", f"import ringtap; ringtap.schedule({jobs}, capacity='25gbit')")
+    sentence = r"ImportError: ringtap\.schedule cannot be used: \w+ is not installed here: .* install .*\[\w+\]'?"
+    assert re.fullmatch(sentence, done.stderr.splitlines()[-1])
 
 
 def test_what_needs_nothing_works_with_psutil_and_pyroute2_alone(least: Path) -> None:

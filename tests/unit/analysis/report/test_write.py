@@ -862,7 +862,9 @@ def test_figures_answer_to_the_keyboard_and_print_whole(reported, tmp_path):
             assert all(node["name"]["value"] for node in taking if node["role"]["value"] != "StaticText")
             pictures = [node["name"]["value"] for node in shown if node["role"]["value"] == "image"]
             drawings = [name for name in pictures if len(name) > 60]  # the others are entries of legends
-            assert len(drawings) == len(set(drawings)) > len(FIGURES)
+            named = browser.value("[...document.querySelectorAll('svg.figure')].map((one) => one.ariaLabel)")
+            assert len(drawings) == len(set(drawings)) and set(drawings) <= set(named)  # those in sight
+            assert len(named) == len(set(named)) > len(FIGURES)
         assert [event for event in browser.events if event["method"] == "Runtime.exceptionThrown"] == []
 
 

@@ -73,7 +73,7 @@ def _phases(points: Sequence[SharingPoint]) -> Drawn | None:
     for axes, point in zip(on.panels, points, strict=True):
         for name, table in point.phases.groupby("job"):
             if name != names[0]:
-                look = {"marker": marks[str(name)], "color": colours[str(name)], "markersize": 3}
+                look: dict[str, Any] = {"marker": marks[str(name)], "color": colours[str(name)], "markersize": 3}
                 axes.plot(table["iteration"], table["phase"], linestyle="none", **look)
         axes.set_ylim(0, 1)
         axes.set_title(label(point.label))

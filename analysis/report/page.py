@@ -111,8 +111,8 @@ def _page_figure(number: int, drawn: Drawn, folder: Path) -> PageFigure:
     _name_styles(svgs + made["key"], f"f{number}s")
     width_rem = (drawn.boxes[0][2] if drawn.boxes else float(view_box.split()[2])) * _REM_PER_POINT
     csv = data_uri((folder / f"{drawn.name}.csv").read_bytes(), "text/csv")
-    texts = ([ElementTree.tostring(one, encoding="unicode") for one in each] for each in made.values())
-    return PageFigure(drawn.name, drawn.caption, *texts, width_rem, view_box, csv)
+    panels, keys = ([ElementTree.tostring(one, encoding="unicode") for one in each] for each in made.values())
+    return PageFigure(drawn.name, drawn.caption, panels, keys, width_rem, view_box, csv)
 
 
 def _drawing(

@@ -10,10 +10,10 @@ import html
 import itertools
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -47,7 +47,7 @@ from ringtap.analysis.statistics.two_sample import (
     location_p,
 )
 from ringtap.analysis.sweeps.compare_with_message_graphs import ExpectedOrder, expected_orders
-from ringtap.analysis.sweeps.equal_loads import AtLoad, at_load, common_share, compare_moved
+from ringtap.analysis.sweeps.equal_loads import AtLoad, at_load, common_share, compare_moved, mean_ratio
 from ringtap.analysis.sweeps.sweep import Sweep, open_run
 from ringtap.core.errors import UsageError
 from ringtap.core.terminal_escaping import one_line
@@ -366,7 +366,8 @@ def compare_measures(runs: Sequence[RunMeasures]) -> RunComparison:
             f"{reasons or '; '.join(dict.fromkeys(why for _, why in unknown))}"
         )
     rows.sort(key=lambda row: row.order)
-    return RunComparison(tuple(runs), tuple(_answer(runs, pairs, p_times)), tuple(rows), tuple(unknown), pairs)
+    centers = _means_at_load(runs) if answered == LOADED else _medians(runs, pairs, p_times)
+    return RunComparison(tuple(runs), tuple(_answer(runs, centers)), tuple(rows), tuple(unknown), pairs)
 
 
 def _compared(a: RunMeasures, b: RunMeasures) -> Comparison:
@@ -409,7 +410,49 @@ def _excludes_zero(a: Estimate, b: Estimate) -> bool:
     return found.low is not None and found.high is not None and not found.low <= 0 <= found.high
 
 
-def _answer(runs: Sequence[RunMeasures], pairs: dict[Pair, Comparison], p_times: dict[Pair, float]) -> Iterator[str]:
+class _Centers(NamedTuple):
+    """Iteration times by which runs are ordered, by the runs' numbers.
+
+    Attributes:
+        word: ``median``, or at a load ``mean``.
+        values: the time of each run whose iterations are known.
+        ratios: the second run's time over the first one's, of each pair with an interval or a reason against one.
+        p: p value of each pair that was tested, corrected for all of them.
+        why: reason why the others were not tested.
+    """
+
+    word: str
+    values: dict[int, float]
+    ratios: dict[Pair, Estimate]
+    p: dict[Pair, float]
+    why: Callable[[Pair], str]
+
+
+def _medians(runs: Sequence[RunMeasures], pairs: dict[Pair, Comparison], p_times: dict[Pair, float]) -> _Centers:
+    def why(pair: Pair) -> str:
+        both = [runs[at] for at in pair]
+        few = few_reason([len(run.times_s) for run in both], [run.label for run in both])
+        return (pairs[pair].reason if pair in pairs else "") or few
+
+    values = {at: float(np.median(run.times_s)) for at, run in enumerate(runs) if len(run.times_s)}
+    return _Centers("median", values, {pair: one.median_ratio for pair, one in pairs.items()}, p_times, why)
+
+
+def _means_at_load(runs: Sequence[RunMeasures]) -> _Centers:
+    loaded = {at: run.loaded for at, run in enumerate(runs) if run.loaded is not None}
+    found = {(a, b): mean_ratio(loaded[a], loaded[b]) for a, b in itertools.combinations(loaded, 2)}
+    tested = {pair: p for pair, (_, p) in found.items() if p is not None}
+    p_means = dict(zip(tested, holm(list(tested.values())), strict=True))
+
+    def why(pair: Pair) -> str:
+        few = [runs[at].label for at in pair if loaded[at].error is None]
+        return f"Whether beyond chance is not known: the scatter of the points of {listed(few)} is not"
+
+    values, ratios = {at: one.mean_s for at, one in loaded.items()}, {pair: ratio for pair, (ratio, _) in found.items()}
+    return _Centers("mean", values, ratios, p_means, why)
+
+
+def _answer(runs: Sequence[RunMeasures], centers: _Centers) -> Iterator[str]:
     """Yield the run with the shortest iteration, and by how much the others take longer, one sentence each."""
     unknown = [run for run in runs if not len(run.times_s)]
     for run in unknown[:_MAX_NAMES]:
@@ -417,15 +460,15 @@ def _answer(runs: Sequence[RunMeasures], pairs: dict[Pair, Comparison], p_times:
         yield f"No iteration of {run.label}{f' {run.under}' if run.under else ''} is known{instead or _because(run)}."
     if len(unknown) > _MAX_NAMES:
         yield f"Of {len(unknown) - _MAX_NAMES} more, none is known either."
-    medians = {at: float(np.median(run.times_s)) for at, run in enumerate(runs) if len(run.times_s)}
-    if len(medians) < 2:
+    values = centers.values
+    if len(values) < 2:
         return
-    best, *others = sorted(medians, key=medians.__getitem__)
-    label, shown = runs[best].label, format_duration(medians[best])
+    best, *others = sorted(values, key=values.__getitem__)
+    label, shown = runs[best].label, format_duration(values[best])
     which = f"iteration {runs[best].under}".strip()
-    chance = {at: p_times.get((min(best, at), max(best, at))) for at in others}
+    chance = {at: centers.p.get((min(best, at), max(best, at))) for at in others}
     near = [
-        at for at, p in chance.items() if p is not None and (p >= ALPHA or medians[at] < (1 + NOTABLE) * medians[best])
+        at for at, p in chance.items() if p is not None and (p >= ALPHA or values[at] < (1 + NOTABLE) * values[best])
     ]
     if near:
         names = _named([label, *(runs[at].label for at in near)])
@@ -433,12 +476,12 @@ def _answer(runs: Sequence[RunMeasures], pairs: dict[Pair, Comparison], p_times:
         least = f" of {NOTABLE:.0%} or more" if some else ""
         yield (
             f"No difference{least} beyond chance between {names} was found: an {which} of {label} takes {shown} "
-            "(median)."
+            f"({centers.word})."
         )
     else:
-        yield f"{label} has the shortest {which}: {shown} in the median."
+        yield f"{label} has the shortest {which}: {shown} in the {centers.word}."
     for at in others[: _MAX_NAMES - 1] + others[max(_MAX_NAMES - 1, len(others) - 2) :]:
-        yield _longer(runs, pairs, medians, chance[at], best, at)
+        yield _longer(runs, centers, best, at)
     if len(others) > _MAX_NAMES + 1:
         yield f"{len(others) - _MAX_NAMES - 1} more lie between these: the table and --json have them."
 
@@ -453,24 +496,15 @@ def _named(labels: Sequence[str]) -> str:
     return listed([*labels[:_MAX_NAMES], f"{more} more"] if more > 0 else labels)
 
 
-def _longer(
-    runs: Sequence[RunMeasures],
-    pairs: dict[Pair, Comparison],
-    medians: dict[int, float],
-    p: float | None,
-    best: int,
-    at: int,
-) -> str:
+def _longer(runs: Sequence[RunMeasures], centers: _Centers, best: int, at: int) -> str:
     """Say by how much the iterations of a run take longer than the shortest ones."""
-    both = runs[best], runs[at]
+    pair = min(best, at), max(best, at)
+    p = centers.p.get(pair)
     if p is None:
-        pair = pairs.get((min(best, at), max(best, at)))
-        few = pair.reason if pair is not None else ""
-        few = few or few_reason([len(run.times_s) for run in both], [run.label for run in both])
-        few = few.rstrip(".")
-        longer = f"{runs[at].label} takes {medians[at] / medians[best]:.4g} times as long as {runs[best].label}"
-        return f"{longer}; {few[0].lower()}{few[1:]}."
-    ratio = _over(pairs, best, at)
+        why = centers.why(pair).rstrip(".")
+        longer = f"{runs[at].label} takes {centers.values[at] / centers.values[best]:.4g} times as long as"
+        return f"{longer} {runs[best].label}; {why[0].lower()}{why[1:]}."
+    ratio = _over(centers.ratios[pair], best < at)
     verdict = "within chance" if p >= ALPHA else "beyond chance"
     if p < ALPHA and ratio.value < 1 + NOTABLE:
         verdict += f", but less than {NOTABLE:.0%}"
@@ -480,10 +514,9 @@ def _longer(
     )
 
 
-def _over(pairs: dict[Pair, Comparison], best: int, other: int) -> Estimate:
-    """Return the ratio of the other run's median to the best one's, with its interval."""
-    ratio = pairs[min(best, other), max(best, other)].median_ratio
-    if best < other:
+def _over(ratio: Estimate, is_of_best: bool) -> Estimate:
+    """Return the ratio of the other run to the best one, with its interval, from that of a pair."""
+    if is_of_best:
         return ratio
     low, high = (None if end is None else 1 / end for end in (ratio.high, ratio.low))
     return Estimate(1 / ratio.value, low, high)

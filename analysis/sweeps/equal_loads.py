@@ -186,6 +186,21 @@ def compare_moved(first: AtLoad, second: AtLoad, names: tuple[str, str]) -> Comp
     )
 
 
+def mean_ratio(first: AtLoad, second: AtLoad) -> tuple[Estimate, float | None]:
+    """Return the second series' mean over the first one's at one load, its 95 % interval, and p; None: not known.
+
+    The means may be moved to this load too far or not far enough: the interval is wider by that, and p is that of means
+    which are moved, within these bounds, as close to each other as they can be.
+    """
+    value = second.mean_s / first.mean_s
+    if first.error is None or second.error is None:
+        return Estimate(value, None, None), None
+    error, count, bend = math.hypot(first.error, second.error), min(first.count, second.count), first.bend + second.bend
+    half, beyond = student_t(count) * error + bend, abs(math.log(value)) - bend
+    p = 2 * float(special.stdtr(count - 1, -max(beyond, 0.0) / error)) if error else float(beyond <= 0)
+    return Estimate(value, value * math.exp(-half), value * math.exp(half)), p
+
+
 def _unbounded(estimate: Estimate) -> Estimate:
     return Estimate(estimate.value, None, None)
 

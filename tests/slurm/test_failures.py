@@ -40,7 +40,7 @@ def test_a_node_that_dies(cluster: SlurmCluster, nodes: int, number: int, comes_
     shown = ringtap(cluster, "status", run).stdout
     assert f"n{number} cut off: wrote last at " in shown
 
-    collected = ringtap(cluster, "collect", run).stdout
+    collected = ringtap(cluster, "merge", run).stdout
     info = json.loads((run / "run.json").read_text())
     assert (info["status"], info["why"]) == ("partial", told["why"])
     assert told["why"] in collected

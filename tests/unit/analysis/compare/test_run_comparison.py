@@ -276,6 +276,26 @@ def test_a_sweep_is_compared_as_its_series(tmp_path, capsys):
     assert rows["slowdown:heavy"]["vgg16-consistent"] > rows["slowdown:heavy"]["resnet50-consistent"]
 
 
+def test_series_of_bursts_are_ordered_by_their_means(tmp_path):
+    """Most iterations fall between bursts: their median is the shortest, and their mean the longest."""
+    pairs = [("vgg16", "consistent"), ("vgg16", "burst")]
+    loads, random = (0.0, 7.5, 12.5, 15.0, 17.5, 20.0, 21.0), np.random.default_rng(7)
+
+    def even(load):
+        return 0.2 * np.exp(3.0 / np.sqrt(25 - load))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CURVES, pairs[0], even)
+        patch.setitem(CURVES, pairs[1], lambda load: even(load) * np.where(random.random(102) < 0.3, 3.0, 0.8))
+        write_sweep(tmp_path / "sweep", pairs, loads, iterations=100)
+    found = compare_runs([tmp_path / "sweep"])
+    loaded = row_of(found, LOADED)
+    assert loaded.values[0] > loaded.values[1]
+    assert found.answer[0].startswith("vgg16-consistent has the shortest iteration at 80% load: ")
+    assert "in the mean" in found.answer[0]
+    assert "beyond chance" in found.answer[1]
+
+
 def test_a_sweep_is_compared_at_the_same_load(tmp_path):
     """Burst traffic slows more at equal load, but the generator delivered less of it."""
     pairs = [("vgg16", "consistent"), ("vgg16", "burst")]
@@ -289,8 +309,15 @@ def test_a_sweep_is_compared_at_the_same_load(tmp_path):
     assert found.answer[0].startswith("vgg16-consistent has the shortest iteration at 77% load: ")
     ratio = found.pairs[0, 1].median_ratio
     assert ratio.low < truth < ratio.high
-    assert found.answer[1].startswith(f"vgg16-burst takes {ratio.value:.4g} times as long as vgg16-consistent (95 %")
-    assert "beyond chance (p < 0.001)" in found.answer[1]
+    said = re.match(
+        r"vgg16-burst takes ([\d.]+) times as long as vgg16-consistent \(95 % interval ([\d.]+) to ([\d.]+)\), beyond "
+        r"chance \(p < 0.001\)",
+        found.answer[1],
+    )
+    assert said
+    mean, low, high = map(float, said.groups())
+    assert low < truth < high
+    assert mean == pytest.approx(truth, rel=0.02)
     alone = row_of(found, MEDIAN)
     assert alone.title == "iteration without cross traffic, median"
     assert row_of(found, LOADED).title == "iteration at 77% load, median"

@@ -270,7 +270,7 @@ def main() -> int:
     code = as_command(lambda: run_command(paths, options, command, stops) if command else run_series(paths, stops))
     note(paths, f"ended {code}")
     if not command:  # merge what the tasks have measured so far into one run directory
-        subprocess.run([*_RINGTAP, "collect", str(paths.run)], stdout=subprocess.DEVNULL, check=False)
+        subprocess.run([*_RINGTAP, "merge", str(paths.run)], stdout=subprocess.DEVNULL, check=False)
     return code
 
 

@@ -300,9 +300,10 @@ def test_from_the_command_line_to_a_simulation(tmp_path: Path, ddp: Profiled) ->
     made = run([*RINGTAP, "workload", "new", "--run", str(ddp.path), "-o", path]).stdout
     assert made.startswith("2 ranks: 84,488 parameters in 6 tensors, 2 collectives of 338 kB")
     run([*RINGTAP, "workload", "scale", path, "--workers", "8", "-o", f"{path}8"])
-    assert "Critical path: " in run([*RINGTAP, "workload", "show", f"{path}8"]).stdout
-    shown: dict[str, Any] = json.loads(run([*RINGTAP, "workload", "show", f"{path}8", "--json"]).stdout)
-    found: dict[str, Any] = json.loads(run([*RINGTAP, "workload", "simulate", f"{path}8", "--json"]).stdout)
+    network = [f"{path}8", "--capacity", "25gbit"]
+    assert "Critical path: " in run([*RINGTAP, "workload", "show", *network]).stdout
+    shown: dict[str, Any] = json.loads(run([*RINGTAP, "workload", "show", *network, "--json"]).stdout)
+    found: dict[str, Any] = json.loads(run([*RINGTAP, "workload", "simulate", *network, "--json"]).stdout)
     assert found["ranks"] == 8
     # the computations of a rank come one after the other, and the last one waits for the collectives
     assert found["points"][0]["iteration_s"] > max(shown["compute_s"]) > 0

@@ -187,7 +187,7 @@ def jobs(cluster: SlurmCluster) -> dict[str, Job]:
     # what Slurm does ahead of a time limit
     assert cluster.run(["scancel", "--batch", "--signal=USR1", found["stubborn"].id]).returncode == 0
     # both processes of the recording, whose command line is the same
-    assert cluster.run(["pkill", "-KILL", "-f", f"[c]apture --join {found['lonely'].paths.run}"]).returncode == 0
+    assert cluster.run(["pkill", "-KILL", "-f", f"[r]ecord --join {found['lonely'].paths.run}"]).returncode == 0
     found["lonely"].until("the recording of n")
     (cluster.home("bob") / "agents are gone").touch()
     for job in found.values():

@@ -129,9 +129,7 @@ def newer_run(tmp_path: Path) -> Path:
     return run.path
 
 
-@pytest.mark.parametrize(
-    "verb", ["analyze", "report", "live --plain", "status", "collect", "capture --join", "structure"]
-)
+@pytest.mark.parametrize("verb", ["analyze", "report", "live --plain", "status", "merge", "record --join", "structure"])
 def test_a_run_by_a_newer_version_is_refused_with_both_versions(
     verb: str, newer_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -154,7 +154,7 @@ def test_the_wheel_alone_answers_what_needs_no_extra(least: Path) -> None:
     [
         ("flows examples/ring.pcap.gz --no-cache", "15,177 packets"),
         ("structure examples/ring.pcap.gz --no-cache", "a ring of 3 hosts"),
-        ("fit examples/points.csv --capacity 25gbit", "Congestion point"),
+        ("fit examples/points.csv --capacity 25gbit", "Congestion begins at 13.3 Gbit/s"),
     ],
 )
 def test_examples_are_found_where_only_the_wheel_is(command: str, says: str, whole: Path) -> None:

@@ -556,7 +556,7 @@ READERS: dict[str, Callable[[Path], int]] = {
     "workload": _workload,
     "metrics": _metrics,
     "mark": _mark,  # these three write into the run
-    "collect": _command("collect"),
+    "merge": _command("merge"),
     "agents": _agents,
 }
 

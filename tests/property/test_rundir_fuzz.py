@@ -31,5 +31,5 @@ def test_damaged_run_directories() -> None:
     found = json.loads(done.stdout)
     assert not found["broken"], f"of seed {SEED}:\n" + "\n".join(found["broken"][:20])
     # mutants that are all refused would show nothing; of few mutants, a reader gets every other one
-    for reader in ("analyze", "report", "live", "status", "collect", "table"):
+    for reader in ("analyze", "report", "live", "status", "merge", "table"):
         assert found["codes"].get(f"{reader} 0", 0) > RUNS // (16 if RUNS > MANY else 32)

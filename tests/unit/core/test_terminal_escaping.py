@@ -248,7 +248,7 @@ def hostile_job(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("verb", ["analyze", "report", "live", "status", "collect"])
+@pytest.mark.parametrize("verb", ["analyze", "report", "live", "status", "merge"])
 def test_a_hostile_run_steers_no_terminal(tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = hostile_job(tmp_path / "a \x1b[2J run")
     paths = SubmitPaths(path)
@@ -280,7 +280,7 @@ def test_next_commands_are_quoted(tmp_path: Path, name: str, capsys: pytest.Capt
     paths = SubmitPaths(path)
     paths.states.mkdir(parents=True)
     write_json(paths.request, {"jobs": [], "tasks": []})
-    for verb in ("status", "collect"):
+    for verb in ("status", "merge"):
         assert main([verb, str(path)]) == 0
         (command,) = re.findall(r"Next: (.*)", capsys.readouterr().out)
         assert shlex.split(command) == ["ringtap", "analyze", str(path)]

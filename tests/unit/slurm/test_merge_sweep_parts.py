@@ -110,7 +110,7 @@ def test_a_run_that_was_not_submitted_is_refused_by_a_relative_path(
 ) -> None:
     RunDirectory.create(tmp_path / "run", "sweep", [], 0)
     monkeypatch.chdir(tmp_path)
-    assert main(["collect", "run"]) == 2
+    assert main(["merge", "run"]) == 2
     assert capsys.readouterr().err == "ringtap: run was not submitted by ringtap: it has no submit/request.json\n"
 
 

@@ -273,7 +273,7 @@ def test_a_job_without_an_end_of_its_own_is_slurms_before_and_after_collecting(
     node(run, "n0", "running", done=False)
     say(run, "7", "100 begun on n0")
     if is_collected:
-        assert main(["collect", str(run.path)]) == 0
+        assert main(["merge", str(run.path)]) == 0
     found = standing(RunDirectory.open(run.path))
     job = "Slurm says NODE_FAIL (NodeDown): a node of it failed; it has not said how it ended"
     assert (found.status, found.why) == ("partial", f"{job}; the recording of n0 was cut off")
@@ -477,7 +477,7 @@ def test_a_run_that_was_not_submitted_has_the_status_of_its_files(
         "  nodes: 1 cut off",
     ]
     assert main(["status", str(tmp_path / "none")]) == 2
-    assert main(["collect", str(run.path)]) == 2
+    assert main(["merge", str(run.path)]) == 2
     assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == ["ringtap", "ringtap"]
 
 

@@ -193,7 +193,7 @@ def test_every_other_command_with_closed_descriptors_ends_as_with_open_ones(tmp_
         ["sweep", str(ROOT / "examples/demo.toml"), "--dry-run"],
         ["submit", "--print", "-o", "made", "--time", "10", "--", "true"],
         ["status", job],
-        ["collect", job],
+        ["merge", job],
         ["report", sweep, "-o", "made"],
         ["fit", points, "--capacity", "25gbit", "--n", "0.5", "--bootstrap", "20", "-o", "fit.json"],
         ["predict", "--fit", points, "--load", "18gbit"],

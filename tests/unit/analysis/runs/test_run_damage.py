@@ -56,7 +56,7 @@ def sweep(whole: Path, tmp_path: Path) -> Path:
         ("lab", {"links": [{"asked_bps": "1"}]}, "lab.links[0].asked_bps"),
     ],
 )
-@pytest.mark.parametrize("verb", ["analyze", "report", "structure", "status", "collect"])
+@pytest.mark.parametrize("verb", ["analyze", "report", "structure", "status", "merge"])
 def test_a_wrong_type_in_run_json_is_named(
     job: Path, verb: str, key: str, value: object, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,7 +72,7 @@ def test_a_wrong_type_in_run_json_is_named(
 )
 def test_a_run_json_of_something_else_is_refused(job: Path, content: str, capsys: pytest.CaptureFixture[str]) -> None:
     (job / "run.json").write_text(content)
-    for verb in ("analyze", "report", "structure", "status", "collect"):
+    for verb in ("analyze", "report", "structure", "status", "merge"):
         assert main([verb, str(job)]) == 2
         assert "run.json" in capsys.readouterr().err
 

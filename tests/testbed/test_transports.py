@@ -69,7 +69,8 @@ def test_two_variants_of_tcp_are_measured_and_compared(tmp_path: Path) -> None:
     assert report.returncode == 0, report.stderr
     assert {"transports.png", "transport-times.png"} <= {path.name for path in (out / "report/figures").iterdir()}
     data = json.loads((out / "report/report.json").read_text())
-    heavy = next(pair for pair in data["comparisons"] if pair["share"] == 0.8)
+    (heavy,) = data["comparisons"]
+    assert 0.68 <= heavy["share"] <= 0.8, "the heaviest load that both reach"
     assert (heavy["by"], heavy["names"]) == ("transport", ["tcp", "tcp-small-window"])
     assert heavy["median_ratio"]["value"] > 1.3
     changed = plan.read_text().replace("16384", "32768")

@@ -76,12 +76,11 @@ def _called(
     try:
         with option_names_as_arguments():
             given = build_parser(*verb).parse_args([*words, "--", *paths] if paths else words)
-            found = importlib.import_module(f"ringtap.workload.commands.{module}").result(given)
+            item: dict[str, Any] = importlib.import_module(f"ringtap.workload.commands.{module}").result(given)[0]
     except ImportError as error:
         if (said := missing(error)) is None:
             raise
         raise ImportError(f"ringtap.{verb[-1]} cannot be used: {said}", name=error.name) from None
-    item: dict[str, Any] = found[0] if isinstance(found, tuple) else found
     return item
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
 from typing import Any
 
 
 def add_json(parser: ArgumentParser) -> None:
     """Add ``--json``."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def print_result(options: Namespace, item: dict[str, Any], lines: Iterable[str]) -> int:
+    """Print a result as JSON or in lines, as `add_json` lets the user choose; returns the exit code."""
+    print(json.dumps(item) if options.json else "\n".join(lines))
+    return 0
 
 
 def add_force(parser: ArgumentParser) -> None:

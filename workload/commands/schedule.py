@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringtap.core.command_options import add_force, add_json
+from ringtap.core.command_options import add_force, add_json, print_result
 from ringtap.core.errors import UsageError
 from ringtap.core.run_directory_schema import RUN_JSON
 from ringtap.core.terminal_escaping import text_table
@@ -275,13 +274,11 @@ def _run_shared(
 
 
 def _schedule(options: argparse.Namespace) -> int:
-    item = result(options)
-    print(json.dumps(item) if options.json else "\n".join(_lines(item)))
-    return 0
+    return print_result(options, *result(options))
 
 
-def result(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what ``--json`` prints.
+def result(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Return what ``--json`` prints, and the lines that are printed without it.
 
     Raises:
         UsageError: the options are wrong, or an input cannot be read.
@@ -308,7 +305,7 @@ def result(options: argparse.Namespace) -> dict[str, Any]:
     item = _item(jobs, circles, found)
     if sharing:
         item["sharing"] = _run_shared(jobs, sharing, item["shifts_ms"], links[0].capacity_bps, places or 1)
-    return item
+    return item, _lines(item)
 
 
 def _item(jobs: list[PeriodicJob], circles: Circles, found: Schedule) -> dict[str, Any]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringtap.core.command_options import add_json
+from ringtap.core.command_options import add_json, print_result
 from ringtap.core.errors import UsageError
 from ringtap.core.terminal_escaping import shell_word, text_table
 from ringtap.core.units import counted, format_rate, parse_duration_s, whole_number
@@ -69,9 +68,7 @@ def read_simulators(given: list[str]) -> dict[str, Path]:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    item, lines = result(options)
-    print(json.dumps(item) if options.json else "\n".join(lines))
-    return 0
+    return print_result(options, *result(options))
 
 
 def result(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:

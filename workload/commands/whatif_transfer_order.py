@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ringtap.core.command_options import add_json
+from ringtap.core.command_options import add_json, print_result
 from ringtap.core.errors import UsageError, did_you_mean
 from ringtap.core.terminal_escaping import text_table
 from ringtap.core.thesis_neural_networks import BUCKET_BYTES, GRADIENT_BYTES
@@ -61,9 +60,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 
 def _whatif(options: argparse.Namespace) -> int:
-    item, lines = result(options)
-    print(json.dumps(item) if options.json else "\n".join(lines))
-    return 0
+    return print_result(options, *result(options))
 
 
 def result(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:

@@ -17,11 +17,12 @@ with open("/proc/sys/net/ipv4/tcp_wmem", "w") as file:
     file.write(f"4096 16384 {os.environ['MOST_SENT_BYTES']}")
 os.execv(sys.executable, [sys.executable, "-m", "ringtap.examples.scale_model", *sys.argv[1:]])
 """
-MODEL = ["--parameters", "250000", "--layers", "8", "--bucket-bytes", "262144", "--compute-s", "0.05"]
+# at an equal share of the link, the job takes 57 Mbit/s on average: 77 % of capacity are left for iperf
+MODEL = ["--parameters", "250000", "--layers", "8", "--bucket-bytes", "262144", "--compute-s", "0.1"]
 PLAN = """\
 [sweep]
 name = "transports"
-loads = [0.3, 0.83]
+loads = [0.75, 0.83]
 traffic = ["iperf"]
 [window]
 warmup_iterations = 2
@@ -72,7 +73,9 @@ def test_two_variants_of_tcp_are_measured_and_compared(tmp_path: Path) -> None:
     (heavy,) = data["comparisons"]
     assert 0.68 <= heavy["share"] <= 0.8, "the heaviest load that both reach"
     assert (heavy["by"], heavy["names"]) == ("transport", ["tcp", "tcp-small-window"])
-    assert heavy["median_ratio"]["value"] > 1.3
+    # At one delivered load, both have the same rate left over, so less of the difference remains: the job with the small
+    # window is slower by the time in which it only computes and iperf does not fill the link (measured: 1.19 to 1.21).
+    assert 1.05 < heavy["median_ratio"]["value"] < narrow.times_s[-1] / plain.times_s[-1]
     changed = plan.read_text().replace("16384", "32768")
     plan.write_text(changed)
     refused = run("sweep", plan, "-o", out, "--resume")

@@ -477,9 +477,9 @@ def test_the_commands_from_8_gpus_to_64(
         said.append(capsys.readouterr().out)
     assert "8 ranks: 2 collectives of 5 kB" in said[0]
     assert "add --gpus-per-node" not in said[0]
-    for place in (2, 3):
+    for place, links in ((2, 16), (3, 20)):
         assert "64 ranks on a" in said[place]
-        assert "h0 up 9.844 kB" in said[place]
+        assert f"Bytes per iteration on {links} links: 9.844 kB on each" in said[place]
     assert main(["workload", "new", "--kineto", "traces", "-o", "apart"]) == 0
     assert "if hosts have several GPUs, name their number with --gpus-per-node" in capsys.readouterr().out
 

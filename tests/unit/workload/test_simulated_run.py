@@ -243,7 +243,7 @@ def test_a_plan_cannot_name_a_folder_elsewhere(
 
 
 def test_simulated_iterations_of_each_rank_are_recorded(folder: Path) -> None:
-    steps = ringtap.open_sweep(folder / "crossed").job("vgg16-simulated-list").run.steps
+    steps = ringtap.open_sweep(folder / "crossed").job("vgg16-simulated-list").logs.run.steps
     assert sorted(steps["rank"].unique()) == [0, 1, 2]
     by_rank = steps.groupby("rank")["end_ns"].apply(np.array)
     assert all((np.diff(ends) > 0).all() for ends in by_rank)

@@ -241,7 +241,7 @@ def test_the_example_is_gpt3() -> None:
         ("tensor_parallel = 8", "tensor_parallel = 9", "tensor_parallel = 9 does not divide attention_heads = 96"),
         ("layers = 96", "layers = 96\nfeed_forward_size = 12", "= 8 does not divide feed_forward_size = 12"),
         ("attention_heads = 96", "attention_heads = 80", "line 5: model.attention_heads = 80 does not divide"),
-        ("hidden_size", "hiden_size", "model.hidden_size is missing"),
+        ("hidden_size", "hiden_size", "line 4: model.hiden_size is not a key of this table; did you mean hidden_size?"),
         ("micro_batches", "schedul = 1\nmicro_batches", "layout.schedul is not a key of this table; did you mean"),
         ("micro_batches", 'schedule = "1f1c"\nmicro_batches', "did you mean 1f1b?"),
         ("[layout]", "[layouts]", "line 9: [layouts] is not a known table; did you mean [layout]?"),

@@ -263,7 +263,7 @@ def test_many_flows_are_kept_by_kind_with_the_same_sums(tmp_path, monkeypatch):
     whole = open_job(tmp_path / "job").iterations
     monkeypatch.setattr(flows, "MAX_CELLS", 0)
     kinds = open_job(tmp_path / "job")
-    assert len(kinds.traffic.groups) < len(kinds.traffic.flows)
+    assert len(kinds.logs.traffic.groups) < len(kinds.logs.traffic.flows)
     columns = ["training_bytes", "cross_bytes", "other_bytes", "retransmissions"]
     pd.testing.assert_frame_equal(kinds.iterations[columns], whole[columns])
     assert kinds.flows["bytes_per_iteration"].isna().all()

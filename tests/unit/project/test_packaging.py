@@ -144,7 +144,7 @@ def test_the_wheel_alone_answers_what_needs_no_extra(least: Path) -> None:
     assert away(least, "ringtap", "demand", "--params", "138357444", "--workers", "4").returncode == 0
     dry = away(least, "ringtap", "sweep", "examples/demo.toml", "--dry-run")
     assert dry.returncode == 0, dry.stderr
-    assert "36 points" in dry.stdout
+    assert "30 points" in dry.stdout
     horovod = away(least, "python", "-m", "ringtap.examples.build_horovod", "--help")
     assert horovod.stdout.startswith("usage: "), horovod.stderr
 

@@ -506,11 +506,13 @@ def _longer(runs: Sequence[RunMeasures], centers: _Centers, best: int, at: int) 
         return f"{longer} {runs[best].label}; {why[0].lower()}{why[1:]}."
     ratio = _over(centers.ratios[pair], best < at)
     verdict = "within chance" if p >= ALPHA else "beyond chance"
+    # the interval is that of this pair alone, so it may leave out 1 where p does not
+    of_pairs = f" among {len(centers.p)} pairs" if p >= ALPHA and len(centers.p) > 1 else ""
     if p < ALPHA and ratio.value < 1 + NOTABLE:
         verdict += f", but less than {NOTABLE:.0%}"
     return (
         f"{runs[at].label} takes {ratio.value:.4g} times as long as {runs[best].label} ({_interval(ratio)}), {verdict} "
-        f"(p {'< 0.001' if p < 0.001 else f'= {p:.2g}'})."
+        f"(p {'< 0.001' if p < 0.001 else f'= {p:.2g}'}{of_pairs})."
     )
 
 

@@ -186,8 +186,8 @@ def _growth(rows: Sequence[Row], tails: Sequence[Tails]) -> list[Finding]:
         return []
     narrow = sum(is_narrow for _, is_narrow in known)
     reason = (
-        f"{narrow} of {counted(len(known), f'{100 * LEVEL:.0f} % interval')} of the ratio of means "
-        f"{'is' if narrow == 1 else 'are'} at most ± {100 * FIRM_HALF_WIDTH:.0f} % of it"
+        f"the ratio of means is known to ± {100 * FIRM_HALF_WIDTH:.0f} % ({100 * LEVEL:.0f} % interval) in {narrow} of "
+        f"{counted(len(known), 'series', 'series')}"
     )
     return [Finding(f"{_slowdowns(rows)}.", min(known)[1] and max(known)[1], reason)]
 
@@ -247,7 +247,7 @@ def _congestion(rows: Sequence[Row], series: Sequence[Series]) -> list[Finding]:
     )
     narrow = sum(point.half_width_gbps <= FIRM_HALF_WIDTH * point.capacity_gbps for _, point in found)
     reason = (
-        f"the {100 * LEVEL:.0f} % interval is at most ± {100 * FIRM_HALF_WIDTH:.0f} % of the capacity in {narrow} of "
+        f"it is known to ± {100 * FIRM_HALF_WIDTH:.0f} % of the capacity ({100 * LEVEL:.0f} % interval) in {narrow} of "
         f"{counted(len(found), 'series', 'series')}"
     )
     return [Finding(text, narrow == len(found), reason)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ def _compare(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(found.to_json(), allow_nan=False))
         return 0
-    print("\n".join(describe(found)))
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print("\n".join(describe(found, columns)))
     if options.output is not None:
         print(f"\nWrote {options.output}")
         print(f"Next: open {shell_word(options.output)}", file=sys.stderr)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ringtap.analysis.compare.run_comparison import NOTABLE, Row, RunComparison
 from ringtap.analysis.sweeps.compare_with_message_graphs import ExpectedOrder
 from ringtap.core.terminal_escaping import text_table
@@ -16,10 +18,12 @@ _MAX_ROWS = 40
 _MAX_LABEL = 28
 
 
-def describe(found: RunComparison) -> list[str]:
-    """Return the comparison as lines."""
+def describe(found: RunComparison, columns: int | None = None) -> list[str]:
+    """Return the comparison as lines; a table that is wider than this many columns is printed in parts."""
     table = [heads(found), *map(cells, found.rows[:_MAX_ROWS])]
-    lines = [*found.answer, "", *text_table(table)]
+    lines = list(found.answer)
+    for part in [table] if columns is None else _parts(table, columns):
+        lines += ["", *text_table(part)]
     if len(found.rows) > _MAX_ROWS:
         lines.append(f"{counted(len(found.rows) - _MAX_ROWS, 'more row')}: --json and the page have all")
     for order in found.orders:
@@ -29,6 +33,18 @@ def describe(found: RunComparison) -> list[str]:
             *text_table([ORDER_HEADS, *order_cells(order)], left=2),
         ]
     return [*lines, "", NOTE, *(["", "Not known, and limits:", *found.reasons] if found.reasons else [])]
+
+
+def _parts(table: list[list[str]], columns: int) -> Iterator[list[list[str]]]:
+    """Yield the table in parts that fit into a number of columns; each begins with the first column of the table."""
+    first, *widths = (2 + max(map(len, column)) for column in zip(*table, strict=True))
+    begin, wide = 1, first
+    for at, width in enumerate(widths, start=1):
+        if wide + width > columns + 2 and at > begin:
+            yield [[row[0], *row[begin:at]] for row in table]
+            begin, wide = at, first
+        wide += width
+    yield [[row[0], *row[begin:]] for row in table]
 
 
 def order_cells(order: ExpectedOrder) -> list[list[str]]:

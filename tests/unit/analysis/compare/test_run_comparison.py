@@ -196,6 +196,23 @@ def test_what_is_unknown_has_a_reason(jobs, tmp_path):
     assert found.answer[0].startswith("No difference beyond chance between ")
 
 
+def test_a_table_that_is_wider_than_the_terminal_is_printed_in_parts(jobs):
+    found = compare_runs(jobs)
+    whole = describe(found)
+    table = whole[whole.index("") + 1 :]
+    columns = len(table[0]) - 20
+    parts = describe(found, columns)
+    heads = [line for line in parts if line.startswith("measure")]
+    assert len(heads) > 1
+    assert max(map(len, heads)) <= columns
+    assert [word for head in heads for word in head.split()[1:]] == table[0].split()[1:]
+    for row in found.rows:
+        printed = [line for line in parts if line.startswith(f"{row.title}  ")]
+        cells = [cell for line in printed for cell in re.split("  +", line)[1:]]
+        (one,) = (line for line in table if line.startswith(f"{row.title}  "))
+        assert cells == re.split("  +", one)[1:]
+
+
 def test_a_run_shorter_than_its_sampling_period_is_called_too_short(jobs, tmp_path):
     """Sockets were recorded, and are not called missing; queues were not."""
     write_ddp_job(tmp_path / "short", Truth(iterations=6, every_ms=5000))

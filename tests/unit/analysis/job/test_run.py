@@ -578,7 +578,10 @@ def test_a_series_of_a_sweep_is_read_and_a_sweep_is_refused(tmp_path):
     assert data["iterations"]["count"] > 100
     assert data["bytes"]["classes"]["training"]["sockets"] is None
     assert {account["node"] for account in data["byte_accounts"]} == {"S0", "switch"}
-    assert "sockets" in " ".join(describe(data))
+    text = " ".join(describe(data))
+    assert "sockets" in text
+    assert "cannot be told: the iterations are of different loads." in text
+    assert found.diagnosis.empty
 
 
 def test_slow_iterations_are_compared_with_usual_ones(tmp_path):

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 3
-NEAR = 0.15  # of the measured time: the thesis's fits describe a point
 
 
 def main() -> int:
@@ -136,7 +135,7 @@ def published_fits(series: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield from head(
         "The thesis's fits beside the points (equation 3.3, Tables 3.9 and 3.10)", "series", "fit: A, B, n",
         "training over",
-        "off without load", "off, median", f"within {NEAR:.0%} from … to, Gbit/s",
+        "off without load", "off, median",
     )  # fmt: skip
     for one, fit in known:
         off = []
@@ -144,16 +143,10 @@ def published_fits(series: Sequence[dict[str, Any]]) -> Iterator[str]:
             if point["cross_gbps"] is not None and point["mean_s"]:
                 fitted_s = fit["A"] * math.exp(fit["B"] / (25 - point["cross_gbps"]) ** fit["n"])
                 off.append((point["cross_gbps"], fitted_s / point["mean_s"] - 1))
-        longest: list[float] = []
-        run: list[float] = []
-        for load, share_off in sorted(off):
-            run = [*run, load] if abs(share_off) <= NEAR else []
-            longest = max(longest, run, key=len)
         middle = statistics.median(abs(share_off) for _, share_off in off)
         yield row(
             name(one), f"{fit['source']}: {fit['A']:g}, {fit['B']:g}, {fit['n']:g}", fit["transport"],
             share(min(off)[1], "+.0f"), share(middle, ".0f"),
-            f"{longest[0]:.1f} to {longest[-1]:.1f}" if len(longest) > 1 else "–",
         )  # fmt: skip
 
 
@@ -237,15 +230,13 @@ def packets(items: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield from head(
         "Packets at a light and a heavy load (Table 3.11, figures 3-10, 3-11)", "series", "DL only, Gbit/s",
         "DL shared, Gbit/s", "training backs off by, %",
-        "cross traffic backs off by, %", "bytes agree within, %",
+        "cross traffic backs off by, %",
     )  # fmt: skip
     for item in items:
-        counted = item["bytes"]
         backs_off = [item[f"{who}_backoff"] for who in ("training", "cross")]
         yield row(
             item["label"], num(item["alone_gbps"], ".2f"), num(item["shared_gbps"], ".2f"),
             *(percent(None if ratio is None else ratio["value"], ".0f") for ratio in backs_off),
-            percent(None if counted is None else counted["largest_difference"], ".2f"),
         )  # fmt: skip
 
 

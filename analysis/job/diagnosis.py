@@ -22,6 +22,8 @@ from ringtap.analysis.job.iteration_budget import (
     OTHER_TRAFFIC,
     SLOW_LINK,
     SLOW_RANK,
+    STALL,
+    STALLS,
     Budget,
     CauseOrPart,
     Mask,
@@ -372,8 +374,9 @@ def cause_of(share: CauseOrPart, evidence: Evidence, begin: int = 0) -> dict[str
         ``name``, one of `CAUSES`; ``iterations``, in which it is, of how many (``of``), ``from_s`` and ``to_s``, the
         time from the first to the last of them by ``start_s``, and ``is_throughout``; ``is_computed``, True if its cost
         follows from capacities, ``is_at_most``, True if it may cost less, and ``is_whole``, True if it is what whole
-        iterations take longer; ``rank``, ``node``, and ``within``, the kind of work that takes longer, with its
-        means ``here_s`` and ``usual_s``; of a slow rank ``run_delay_s`` and ``usual_run_delay_s``, how long it and
+        iterations take longer; ``rank``, ``node``, and ``within``, the kind of work that takes longer, with
+        ``here_s`` and ``usual_s``: of a slow rank its mean and that of the others, of stalls the medians in them and
+        in the other iterations; ``each_s``, what a stall costs an iteration (median); of a slow rank ``run_delay_s`` and ``usual_run_delay_s``, how long it and
         the others wait for a processor in each of these iterations; of traffic ``source``, ``destination``,
         ``rate_bps`` and ``of_training``, its payload as a share of the training's; of an interface ``node``, ``nic``,
         ``rate_bps`` and ``usual_bps``; and the number of the job's ``nodes``. What does not apply is None.
@@ -392,16 +395,21 @@ def cause_of(share: CauseOrPart, evidence: Evidence, begin: int = 0) -> dict[str
         "within": share.within or None,
         "is_whole": bool(evidence.why_whole),
     }
-    found |= dict.fromkeys(("rank", "node", "here_s", "usual_s", "other_cores", "run_delay_s", "usual_run_delay_s"))
+    found |= dict.fromkeys(("rank", "node", "here_s", "usual_s", "each_s"))
+    found |= dict.fromkeys(("other_cores", "run_delay_s", "usual_run_delay_s"))
     found |= dict.fromkeys(("source", "destination", "nic", "rate_bps", "usual_bps", "lost_segments", "of_training"))
     if share.within:
-        spent_s = times.work_s[share.within]
-        if share.rank is None:
-            here_s, usual_s = spent_s[affected], spent_s[~affected]
-        else:
+        spent_s, number = times.work_s[share.within], None
+        if share.rank is not None:
             number = int(np.searchsorted(times.ranks, share.rank))
-            here_s, usual_s = spent_s[affected, number], np.delete(spent_s[affected], number, axis=1)
-        found |= {"here_s": float(here_s.mean()), "usual_s": float(usual_s.mean()) if usual_s.size else None}
+        mine_s = spent_s if number is None else spent_s[:, number]
+        if share.name == STALL:
+            here_s, usual_s = np.median(mine_s[affected]), np.median(mine_s[~affected])
+        else:
+            here_s, usual_s = mine_s[affected].mean(), np.delete(spent_s[affected], number, axis=1).mean()
+        found |= {"here_s": float(here_s), "usual_s": float(usual_s)}
+    if share.name in STALLS:
+        found["each_s"] = float(np.median(share.each_s[affected]))
     if share.rank is not None:
         node = evidence.node_of[share.rank]
         found |= {"rank": share.rank, "node": node, "other_cores": evidence.other_cores(node)}

@@ -35,6 +35,7 @@ NETWORK_STALL, SLOWER_NETWORK = "network stalls", "slower network"
 # of iterations of which only the length is known: the part that has no cause, and what may be a rank or the network
 WHOLE = "iteration"
 WHOLE_STALL, SLOWER_WHOLE = "stalled iterations", "slower iterations"
+STALLS = (STALL, NETWORK_STALL, WHOLE_STALL)
 _OF_WHOLE = {NETWORK_STALL: WHOLE_STALL, SLOWER_NETWORK: SLOWER_WHOLE}
 CAUSES = (
     *(SLOW_RANK, BUSY_PROCESSORS, STALL, OTHER_TRAFFIC, LOSS, SLOW_LINK, BUFFERS),
@@ -321,9 +322,18 @@ def _stalls(times: RankTimes, left: dict[str, Numbers], last: Integers, hiding: 
         mine = stalled & (last == number)
         cost_s = np.where(mine, excess_s, 0.0)
         left[UNEVEN] = left[UNEVEN] - cost_s
-        share = _share(STALL, cost_s, mine, int(times.ranks[number]), _slower_in(times, number, mine))
+        share = _share(STALL, cost_s, mine, int(times.ranks[number]), _longer_in(times, number, mine))
         found.append(hiding.cost(share, cost_s, left))
     return found
+
+
+def _longer_in(times: RankTimes, number: int, rows: Mask) -> str:
+    """Return the kind of work that takes a rank longer than usual in some iterations: of them, the most longer."""
+    longer_s = {
+        name: float(np.median(values[rows, number]) - np.median(values[~rows, number]))
+        for name, values in times.work_s.items()
+    }
+    return max(longer_s, key=lambda name: longer_s[name])
 
 
 def _slower_in(times: RankTimes, number: int, rows: Mask) -> str:

@@ -282,7 +282,8 @@ class Job:
             "from_s, to_s": "time from the first to the last of them, since the first iteration began",
             "rank, node": "the rank that causes it, and the node of a rank, an interface or a full buffer",
             "within": "kind of work that takes longer: compute, optimizer or elsewhere",
-            "here_s, usual_s": "its mean time there, and on the other ranks or, if all stall, in the other iterations",
+            "here_s, usual_s": "its mean time there, and on the other ranks; of stalls, its median in them, and in the "
+            "other iterations",
             "other_cores": "processors of the node that other programs keep busy",
             "run_delay_s, usual_run_delay_s": "how long a slow rank, and the others, wait for a processor in each of "
             "these iterations",

@@ -70,6 +70,7 @@ _MAY_COST = _MUCH_TRAFFIC = 0.1
 _OTHER_CORES = 0.5
 # ranks that wait for a processor for this share of an iteration share it with others
 _RUN_DELAY_SHARE = 0.1
+_MORE_PROCESSORS = "run fewer ranks, threads (OMP_NUM_THREADS) or programs on a node, or give the job more processors"
 _UNEXPLAINED = "nothing that was recorded says why"
 
 
@@ -82,6 +83,7 @@ def verdict(diagnosis: Mapping[str, Any]) -> list[str]:
         about = _nothing_longer if diagnosis["source"] == WHOLE else _healthy
         lines = _without_cost(diagnosis) or about(diagnosis)
         if waits := _run_delays(diagnosis):
+            waits = [f"Ranks {waits}.", f"Next: {_MORE_PROCESSORS}."]
             lines = [*waits, *(line.replace("No ", "No other ", 1) for line in lines if not line.startswith("Next:"))]
         return [*lines, *_unknown(diagnosis)]
     first, *others = (_SENTENCES[cause["name"]](cause) for cause in causes)
@@ -92,20 +94,20 @@ def verdict(diagnosis: Mapping[str, Any]) -> list[str]:
     known = diagnosis["iterations"], diagnosis["of"]
     some = "" if known[0] == known[1] else f" (mean of the {known[0]} of {known[1]} iterations whose times are known)"
     lines.append(f"{without} instead of {format_duration(iteration_s)}{some}.")
-    return [*lines, f"Next: {_STEPS[causes[0]['name']](causes[0])}.", *_unknown(diagnosis)]
+    lines.append(f"Next: {_STEPS[causes[0]['name']](causes[0])}.")
+    if waits := _run_delays(diagnosis):
+        lines.append(f"Besides, ranks {waits}: {_MORE_PROCESSORS}.")
+    return [*lines, *_unknown(diagnosis)]
 
 
-def _run_delays(diagnosis: Mapping[str, Any]) -> list[str]:
-    """Return that the ranks wait for processors, and the next step, if it is long."""
+def _run_delays(diagnosis: Mapping[str, Any]) -> str:
+    """Return that the ranks wait for processors, if it is long, else nothing."""
     delay_s = diagnosis["run_delay_s"]
     share = 0.0 if delay_s is None else delay_s / diagnosis["iteration_s"]
     if share < _RUN_DELAY_SHARE:
-        return []
-    waits = f"Ranks wait for a processor for {format_duration(delay_s)} ({share:.0%}) of an iteration (median)"
-    return [
-        f"{waits}: other threads or programs use it, or it is slow to wake.",
-        "Next: run fewer ranks, threads (OMP_NUM_THREADS) or programs on a node, or give the job more processors.",
-    ]
+        return ""
+    waits = f"wait for a processor for {format_duration(delay_s)} ({share:.0%}) of an iteration (median)"
+    return f"{waits}, which other threads or programs use, or which is slow to wake"
 
 
 def named(diagnosis: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -152,9 +154,11 @@ def _cost(cause: Cause) -> str:
     mean = f"{about}{format_duration(cause['seconds'])} ({cause['share']:.0%}) of {which}"
     if cause["is_throughout"]:
         return f"{mean} {since}".rstrip()
-    each = format_duration(cause["seconds"] * cause["of"] / cause["iterations"])
     when = since or f"from {cause['from_s']:.1f} to {cause['to_s']:.1f} s"
-    return f"{mean}, {each} in each of {counted(cause['iterations'], 'iteration')} {when}"
+    when = f"{counted(cause['iterations'], 'iteration')} {when}"
+    if cause["each_s"] is not None:
+        return f"{mean}, {format_duration(cause['each_s'])} (median) in {when}"
+    return f"{mean}, {format_duration(cause['seconds'] * cause['of'] / cause['iterations'])} in each of {when}"
 
 
 def _slow_rank(cause: Cause) -> str:
@@ -170,12 +174,9 @@ def _busy_processors(cause: Cause) -> str:
 
 
 def _stall(cause: Cause) -> str:
-    who, usually = "All ranks stall", "usually"
-    if cause["rank"] is not None:
-        who, usually = f"Rank {cause['rank']} (node {cause['node']}) stalls", "on the others"
-    usual = "" if cause["usual_s"] is None else f", {usually} {format_duration(cause['usual_s'])}"
-    here = f"{_WITHIN[cause['within']]} takes {format_duration(cause['here_s'])} in them"
-    return f"{who}: {_cost(cause)}; {here}{usual}"
+    who = "All ranks stall" if cause["rank"] is None else f"Rank {cause['rank']} (node {cause['node']}) stalls"
+    here, usual = format_duration(cause["here_s"]), format_duration(cause["usual_s"])
+    return f"{who}: {_cost(cause)}; {_WITHIN[cause['within']]} takes {here} in them, usually {usual}"
 
 
 def _slow_link(cause: Cause) -> str:

@@ -136,11 +136,19 @@ def test_ranks_that_all_wait_for_processors_are_not_called_healthy(tmp_path):
     job = with_run_delays(tmp_path / "job", 0.2, 0.22, 0.24, compute_ms=(100, 100, 100))
     waits, step, rest, *_ = verdict(job.diagnosed)
     assert waits == (
-        "Ranks wait for a processor for 44 ms (22%) of an iteration (median): other threads or programs use it, or it "
-        "is slow to wake."
+        "Ranks wait for a processor for 44 ms (22%) of an iteration (median), which other threads or programs use, or "
+        "which is slow to wake."
     )
     assert step.startswith("Next: run fewer ranks")
     assert rest.startswith("No other fault found: the ranks' own work takes 90%")
+
+
+def test_waiting_for_processors_is_named_beside_a_cause(tmp_path):
+    """The cause is still there when the ranks have processors."""
+    job = with_run_delays(tmp_path / "job", 0.2, 0.22, 0.24)
+    first, *_, besides = (line for line in verdict(job.diagnosed) if not line.startswith("Cannot"))
+    assert first.startswith("Rank 1 (node n1) makes the others wait")
+    assert besides.startswith("Besides, ranks wait for a processor for 44 ms (22%) of an iteration (median)")
 
 
 def test_a_cost_that_may_be_less_is_said_to_be_at_most_that(tmp_path):

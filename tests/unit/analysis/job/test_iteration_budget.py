@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from ringtap.analysis.job import iteration_budget
+from ringtap.analysis.job.diagnosis import Evidence, NetworkRecords, diagnosis_of
 from ringtap.analysis.job.iteration_budget import (
     BUFFERS,
     CAUSES,
@@ -25,6 +26,7 @@ from ringtap.analysis.job.iteration_budget import (
     RankTimes,
     split,
 )
+from ringtap.analysis.job.verdict import verdict
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]
 COMPUTE_S, NETWORK_S, OPTIMIZER_S, ELSEWHERE_S, OVERLAP_S = 0.1, 0.05, 0.005, 0.004, 0.02
@@ -166,6 +168,32 @@ def test_stalls_of_a_rank_or_of_all_cost_what_they_take(rank, kind):
     assert (found.name, found.rank, found.within) == (STALL, rank, kind)
     assert np.flatnonzero(found.affected).tolist() == list(range(7, 120, 20))
     assert found.seconds == pytest.approx(cost_s(job, usual), rel=0.05)
+
+
+def test_stalls_of_a_slow_rank_are_told_from_its_usual_work():
+    """What it always takes longer than the others is not what takes longer in them."""
+    job = Job()
+    job.elsewhere[:, 1] += 0.04
+    job.compute[7::20, 1] += 0.03
+    found = {share.name: (share.rank, share.within) for share in causes(split(job.times(), NetworkEvidence()))}
+    assert found == {SLOW_RANK: (1, "elsewhere"), STALL: (1, "compute")}
+
+
+def test_the_cost_of_a_stall_is_that_of_most_of_them():
+    """A small stall among checkpoints hides neither their number nor their length."""
+    job = Job()
+    job.elsewhere[10::20] += 0.3
+    job.elsewhere[35] += 0.03
+    times = job.times()
+    start_s = times.iteration_s[:, 0].cumsum()
+    records = NetworkRecords.missing("not recorded")
+    node_of = dict.fromkeys(range(4), "n0")
+    evidence = Evidence(times, len(start_s), start_s, records, node_of, lambda _: None, lambda *_: None)
+    found = diagnosis_of(evidence)
+    (cause,) = found["causes"]
+    assert (cause["name"], cause["iterations"], cause["each_s"]) == (STALL, 7, pytest.approx(0.3, rel=0.01))
+    assert (cause["here_s"], cause["usual_s"]) == pytest.approx((0.3 + ELSEWHERE_S, ELSEWHERE_S), rel=0.02)
+    assert ", 300 ms (median) in 7 iterations from " in verdict(found)[0]
 
 
 def test_other_traffic_costs_what_the_network_takes_longer_with_it_than_without():

@@ -52,6 +52,9 @@ class Table:
 
 def answer(data: dict[str, Any]) -> list[str]:
     """Return the answer in a few lines: the verdict, and the parts of an iteration."""
+    if data["iterations"]["mean_s"] is None and data["run"]["status"] == "failed":
+        why = f"The job failed before an iteration was recorded: {data['run']['why']}."
+        return [why, "Next: look for the error in what the job printed."]
     if data["iterations"]["mean_s"] is None:
         return ["Where the time goes is not known: no whole iteration was recorded."]
     lines = [*verdict(data["diagnosis"]), _parts(data)]

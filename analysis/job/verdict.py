@@ -29,8 +29,8 @@ _WITHIN = {
     "compute": "compute (forward and backward pass)",
     "optimizer": "the optimizer step",
     "backward": "the backward pass",
-    "elsewhere": "what is outside of the passes and the optimizer (loading data, Python)",
-    "outside": "what is outside of the backward pass and the optimizer (forward pass, loading data, Python)",
+    "elsewhere": "loading data or other code outside of the passes",
+    "outside": "the forward pass, loading data or other code outside of the backward pass",
 }
 _PARTS = {
     "compute": "compute",

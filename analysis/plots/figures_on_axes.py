@@ -55,7 +55,7 @@ _MAX_GROUPS = 600
 MAX_RANKS = 40
 # column -> text, colour
 PARTS = {"iteration_s": ("iteration", INK), "compute_s": ("compute", BLUE)}
-PARTS |= {"exposed_s": ("exposed communication", VERMILION)}
+PARTS |= {"exposed_s": ("exposed communication", VERMILION), "unattributed_s": ("not attributed", GREEN)}
 _RATE_UNITS = (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3), ("bit/s", 1.0))
 
 

@@ -75,7 +75,7 @@ def _iterations_caption(job: Job, unit: str, grouped: bool, slow: int, lost: lis
     if slow:
         caption += f". Marked: the {slow} slowest"
     if lost:
-        caption += ". Below: " + " and ".join(_LOSSES[name][0] for name in lost) + " in each"
+        caption += ". The other panel: " + " and ".join(_LOSSES[name][0] for name in lost) + " in each"
         caption += ", means of groups" if grouped else ""
     none = [text for name, (text, *_) in _LOSSES.items() if name not in lost and job.iterations[name].notna().any()]
     if none:

@@ -45,8 +45,9 @@
       tip.hidden = false;
       tip.textContent = mark.text;
       const above = y - tip.offsetHeight - 12;
-      tip.style.left = `${clamp(x + 14, 4, innerWidth - tip.offsetWidth - 4)}px`;
-      tip.style.top = `${above > 4 ? above : y + 16}px`;
+      // within the window now, and with the figure when the page scrolls
+      tip.style.left = `${scrollX + clamp(x + 14, 4, innerWidth - tip.offsetWidth - 4)}px`;
+      tip.style.top = `${scrollY + (above > 4 ? above : y + 16)}px`;
     };
     const showTip = (event, reach) => {
       let best = null, least = reach;
@@ -188,5 +189,4 @@
     closed.forEach((part) => { part.open = true; });
   });
   addEventListener("afterprint", () => closed.forEach((part) => { part.open = false; }));
-  addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
 })();

@@ -721,7 +721,7 @@ def test_slow_iterations_and_losses_are_drawn_into_the_iterations(tmp_path):
     said = re.findall(r"<use [^>]*><title>([^<]*)</title></use>", figure)
     assert [text.split(":")[0] for text in said] == [f"iteration {number}" for number in slow]
     assert all("260 ms" in text and "retransmitted segments: 4" in text for text in said)
-    assert "Marked: the 3 slowest. Below: retransmitted segments in each." in figure
+    assert "Marked: the 3 slowest. The other panel: retransmitted segments in each." in figure
     with (tmp_path / "job" / "report" / "figures" / "job-iterations.csv").open() as stream:
         assert {float(row["retransmissions"]) for row in csv.DictReader(stream)} == {4.0}
 
@@ -769,6 +769,13 @@ def test_a_job_without_iterations_or_cut_short_has_a_page(tmp_path):
     assert "This run is partial." in text
     assert "nothing to draw" in text
     assert not list((tmp_path / "job" / "report" / "figures").iterdir())
+    info = json.loads((tmp_path / "job" / "run.json").read_text())
+    ended = {"status": "failed", "why": "the job ended with exit code 1"}
+    (tmp_path / "job" / "run.json").write_text(json.dumps(info | ended))
+    assert main(["report", str(tmp_path / "job"), "--force"]) == 0
+    text = " ".join(" ".join(page(tmp_path / "job").text).split())
+    assert "This run failed. Reason: the job ended with exit code 1. The report covers" in text
+    assert "The job failed before an iteration was recorded: the job ended with exit code 1." in text
 
 
 def test_what_is_no_run_is_refused_in_one_sentence(tmp_path, capsys):
@@ -802,7 +809,7 @@ def test_published_numbers_agree_with_the_model_profiles():
 def test_figures_answer_to_the_keyboard_and_print_whole(reported, tmp_path):
     """The page in a browser: marks by arrow keys, names of all that takes the focus, a narrow page, and paper."""
     said = "document.getElementById('tip').hidden ? '' : document.getElementById('tip').textContent"
-    # the page scrolls to what takes the focus, which hides the text of a mark
+    # the page scrolls to what takes the focus, and the text of a mark with it
     frame = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
     focus = f"document.querySelector('{{}}').focus(); {frame}"
     throughput = "#figure-throughput"
@@ -827,6 +834,11 @@ def test_figures_answer_to_the_keyboard_and_print_whole(reported, tmp_path):
         assert loads == pytest.approx([load for _, load, _ in reported[1][:2]], abs=0.15)
         inside = "(({left, right, top}) => left >= 0 && right <= innerWidth && top >= 0)"
         assert browser.value(f"{inside}(document.getElementById('tip').getBoundingClientRect())")
+        above = "document.getElementById('tip').getBoundingClientRect().top"
+        top = browser.value(above)
+        browser.value(f"scrollBy(0, 30); {frame}")
+        assert browser.value(said) == first
+        assert browser.value(above) == pytest.approx(top - 30, abs=1)
         press("Escape")
         assert browser.value(said) == ""
 

@@ -374,12 +374,13 @@ def cause_of(share: CauseOrPart, evidence: Evidence, begin: int = 0) -> dict[str
         ``name``, one of `CAUSES`; ``iterations``, in which it is, of how many (``of``), ``from_s`` and ``to_s``, the
         time from the first to the last of them by ``start_s``, and ``is_throughout``; ``is_computed``, True if its cost
         follows from capacities, ``is_at_most``, True if it may cost less, and ``is_whole``, True if it is what whole
-        iterations take longer; ``rank``, ``node``, and ``within``, the kind of work that takes longer, with
-        ``here_s`` and ``usual_s``: of a slow rank its mean and that of the others, of stalls the medians in them and
-        in the other iterations; ``each_s``, what a stall costs an iteration (median); of a slow rank ``run_delay_s`` and ``usual_run_delay_s``, how long it and
-        the others wait for a processor in each of these iterations; of traffic ``source``, ``destination``,
-        ``rate_bps`` and ``of_training``, its payload as a share of the training's; of an interface ``node``, ``nic``,
-        ``rate_bps`` and ``usual_bps``; and the number of the job's ``nodes``. What does not apply is None.
+        iterations take longer; ``rank``, ``node``, and ``within``, the kind of work that takes longer, with ``here_s``
+        and ``usual_s``: of a slow rank its mean and that of the others, of stalls the medians in them and in the other
+        iterations; ``each_s``, what a stall costs an iteration (median); of a slow rank ``run_delay_s`` and
+        ``usual_run_delay_s``, how long it and the others wait for a processor in each of these iterations; of traffic
+        ``source``, ``destination``, ``rate_bps`` and ``of_training``, its payload as a share of the training's; of an
+        interface ``node``, ``nic``, ``rate_bps`` and ``usual_bps``; and the number of the job's ``nodes``. What does
+        not apply is None.
     """
     times, start_s, affected = evidence.times, evidence.start_s, share.affected
     where = np.flatnonzero(affected)

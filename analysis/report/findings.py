@@ -354,14 +354,13 @@ def _one_slowdown(row: Row) -> str:
     over = model_label("", *(row[name] for name in VARIANTS))
     kind = f"cross traffic ({title_of(row['traffic'])})"
     if heavy["slowdown"] is None:
-        return f"The slowdown of {row['title']}{over} under {kind} {at} is not known, because {heavy['why']}"
-    by = _percent(abs(heavy["slowdown"]))
+        what = f"The slowdown of {row['title']}{over} under {kind} {at}"
+        return f"{what} is not known, because {heavy['why']}{_times([row])}"
     interval = heavy["interval"]
     if interval is not None and interval[0] <= 0 <= interval[1]:
-        low, high = map(_whole, interval)
-        measured = f"{_percent(heavy['slowdown'])}, {LEVEL * 100:.0f} % interval {low} to {high} %"
+        measured = f"{_percent(heavy['slowdown'])}, {_within(interval)}"
         return f"C{kind[1:]} does not measurably slow {iterations}{over} {at} ({measured})"
-    return f"C{kind[1:]} {'slows' if heavy['slowdown'] >= 0 else 'shortens'} {iterations}{over} by {by} {at}"
+    return f"C{kind[1:]} {'slows' if heavy['slowdown'] >= 0 else 'changes'} {iterations}{over} by {_by(row)} {at}"
 
 
 def _slowdowns(rows: Sequence[Row]) -> str:
@@ -370,13 +369,36 @@ def _slowdowns(rows: Sequence[Row]) -> str:
     known = [row for row in rows if row["slowdowns"][-1]["slowdown"] is not None]
     load = f"{_percent(rows[0]['slowdowns'][-1]['share'])} load"
     if not known:
-        return f"The slowdown at {load} is not known, because {rows[0]['slowdowns'][-1]['why']}"
+        return f"The slowdown at {load} is not known, because {rows[0]['slowdowns'][-1]['why']}{_times(rows)}"
     least, most = (pick(known, key=_heavy) for pick in (min, max))
-    ends = [f"{_percent(_heavy(row))} ({row['name']})" for row in (least, most)]
-    by = f"by {' to '.join(ends)}" if len(known) > 1 else f"of {most['name']} by {_percent(_heavy(most))}"
+    by = f"by {' to '.join(_by(row, row['name']) for row in (least, most))}"
+    if len(known) == 1:
+        by = f"of {most['name']} by {_by(most)}"
     verb = "slows" if _heavy(least) >= 0 else "changes"
     some = "" if len(known) == len(rows) else f"; for {len(rows) - len(known)} of {len(rows)} series this is not known"
     return f"Cross traffic at {load} {verb} iterations {by}{some}"
+
+
+def _times(rows: Sequence[Row]) -> str:
+    """Return how long iterations take at the heavy load, where nothing says how much longer that is."""
+    known = [row for row in rows if row["slowdowns"][-1]["mean_s"] is not None]
+    if not known:
+        return ""
+    ends = [pick(known, key=lambda row: row["slowdowns"][-1]["mean_s"]) for pick in (min, max)]
+    times = [f"{row['slowdowns'][-1]['mean_s']:.3g} s ({row['name']})" for row in ends[: len(known)]]
+    return f"; there, an iteration takes {' to '.join(times)}"
+
+
+def _by(row: Row, *words: str) -> str:
+    """Return a slowdown with words and its interval."""
+    interval = row["slowdowns"][-1]["interval"]
+    about = [*words, *([] if interval is None else [_within(interval)])]
+    return _percent(_heavy(row)) + (f" ({', '.join(about)})" if about else "")
+
+
+def _within(interval: Sequence[float]) -> str:
+    low, high = map(_whole, interval)
+    return f"{LEVEL * 100:.0f} % interval {low} to {high} %"
 
 
 def _congestions(rows: Sequence[Row]) -> str:
@@ -388,8 +410,10 @@ def _congestions(rows: Sequence[Row]) -> str:
         return f"no congestion point is known in any of {counted(len(rows), 'series', 'series')}: {reasons}"
     low, high = _whole(shares[0]), _whole(shares[-1])
     where = f"{low} %" if low == high else f"{low} to {high} %"
+    ends = [end for row in rows for end in row["congestion"]["interval_share"] or ()]
+    within = f"{LEVEL * 100:.0f} % intervals from {_whole(min(ends))} to {_whole(max(ends))} %"
     which = "" if len(shares) == len(rows) else f" in {len(shares)} of {len(rows)} series"
-    return f"congestion begins at {where} of the capacity{which}"
+    return f"congestion begins at {where} of the capacity ({within}){which}"
 
 
 def _heavy(row: Row) -> float:

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -39,8 +41,10 @@ def test_clear_congestion_of_one_series(tmp_path):
     assert heavy["slowdown"] == pytest.approx(1, abs=0.02)
     assert heavy["interval"][0] < heavy["slowdown"] < heavy["interval"][1]
     low, high = (round(100 * end) for end in begins["interval_share"])
+    least, most = (round(100 * end) for end in heavy["interval"])
     assert answer(rows) == (
-        f"Cross traffic (iperf) slows iterations of ResNet-50 by {100 * heavy['slowdown']:.0f} % at 80 % load; "
+        f"Cross traffic (iperf) slows iterations of ResNet-50 by {100 * heavy['slowdown']:.0f} % "
+        f"(95 % interval {least} to {most} %) at 80 % load; "
         f"congestion begins at {begins['bandwidth_gbps']:.3g} Gbit/s, {100 * begins['share']:.0f} % of the capacity "
         f"(95 % interval {low} to {high} %)."
     )
@@ -60,11 +64,17 @@ def test_several_series_give_a_range(tmp_path):
     rows = rows_of(tmp_path, curves)
     said = answer(rows)
     small, large = sorted(round(100 * row["slowdowns"][-1]["slowdown"]) for row in rows)
-    assert f"by {small} % (ResNet-50 under iperf) to {large} % (VGG-16 under iperf)" in said
+    assert re.search(rf"by {small} % \(ResNet-50 under iperf, 95 %.* to {large} % \(VGG-16 under iperf, 95 %", said)
     first, last = sorted(round(100 * row["congestion"]["share"]) for row in rows)
-    assert said.endswith(f"; congestion begins at {first} to {last} % of the capacity.")
+    assert f"; congestion begins at {first} to {last} % of the capacity (95 % intervals from " in said
     curves["bert-large", "iperf"] = lambda load: 0.6 + 0.0001 * np.sin(9 * load)
-    assert answer(rows_of(tmp_path, curves)).endswith(" of the capacity in 2 of 3 series.")
+    assert answer(rows_of(tmp_path, curves)).endswith(" %) in 2 of 3 series.")
+    why = "no point without cross traffic was measured"
+    for row in rows:
+        row["slowdowns"][-1] |= {"slowdown": None, "interval": None, "why": why}
+    said = answer(rows)
+    assert said.startswith(f"The slowdown at 80 % load is not known, because {why}; there, an iteration takes ")
+    assert re.search(r"takes 0\.\d+ s \(ResNet-50 under iperf\) to 1\.\d+ s \(VGG-16 under iperf\); ", said)
 
 
 def test_a_series_without_fit_or_heavy_load_says_why(tmp_path):
@@ -135,7 +145,11 @@ def test_series_are_compared_at_the_same_load_whatever_was_measured(tmp_path):
         truth = time_s(row["traffic"], 19.05) / time_s(row["traffic"], 0.0) - 1
         assert item["slowdown"] == pytest.approx(truth, rel=0.01)
         assert item["interval"][0] < truth < item["interval"][1]
-    small, large = (f"{100 * heavy[at]['slowdown']:.0f} % (VGG-16 under {name})" for at, name in ENDS)
+    small, large = (
+        f"{100 * heavy[at]['slowdown']:.0f} % (VGG-16 under {name}, 95 % interval "
+        f"{100 * heavy[at]['interval'][0]:.0f} to {100 * heavy[at]['interval'][1]:.0f} %)"
+        for at, name in ENDS
+    )
     assert answer(found).startswith(f"Cross traffic at 76 % load slows iterations by {small} to {large}; ")
     assert [kind.traffic for kind in order_kinds(series)[-1].kinds] == ["iperf", "consistent", "burst"]
 

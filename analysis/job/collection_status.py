@@ -58,7 +58,8 @@ def status(info: Mapping[str, Any], nodes: Mapping[str, NodeLogs], missing: str)
     partial = [name for name, node in nodes.items() if node.info.get("status") == "partial"]
     unfinished = [name for name, node in nodes.items() if not node.done]
     ended, ended_why = failed_job({name: node.info for name, node in nodes.items()})
-    if recorded == "complete" and ended != "complete":
+    # a sweep ends the jobs of its series itself, and says how they did
+    if recorded == "complete" and ended != "complete" and "series" not in info:
         recorded, why = ended, ended_why
     lacks = [f"{name}: its agent was ended before it had written everything" for name in unfinished] + [missing]
     if recorded == "complete":

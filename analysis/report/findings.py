@@ -125,12 +125,12 @@ def series_lines(series: Sequence[Series], capacity: str, checks: Sequence[Expec
     under = f"under {_listed(kinds)} cross traffic" if kinds else "without cross traffic"
     lines = [f"{_listed(models)} {under}, capacity {capacity}: {amount}."]
     lines += [_series_line(one) for one in series]
-    judged = [item for item in checks if item.ok is not None]
-    failed = sum(not item.ok for item in judged)
-    open_ones = len(checks) - len(judged)
-    verdict = "all hold" if not failed else f"{failed} {'does' if failed == 1 else 'do'} not hold"
-    rest = f"; {open_ones} could not be judged" if open_ones else ""
-    return [*lines, f"Of {counted(len(judged), 'expectation')} taken from the thesis, {verdict}{rest}."]
+    held, failed, unjudged = (sum(item.ok is state for item in checks) for state in (True, False, None))
+    verdicts = [f"{held} {'holds' if held == 1 else 'hold'}"] if held < len(checks) else ["all hold"]
+    verdicts += [f"{failed} {'does' if failed == 1 else 'do'} not"] * bool(failed)
+    verdicts += [f"{unjudged} could not be judged"] * bool(unjudged)
+    expected = counted(len(checks), "expectation")
+    return [*lines, f"Of {expected} taken from the thesis, its set-up included, {listed(verdicts)}."]
 
 
 def findings(

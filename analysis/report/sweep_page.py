@@ -36,7 +36,7 @@ from ringtap.analysis.report.load_statistics import (
     tails,
 )
 from ringtap.analysis.report.page import Written, write_folder
-from ringtap.analysis.report.thesis_expectations import check
+from ringtap.analysis.report.thesis_expectations import check, flow_rates
 from ringtap.analysis.sweeps import points
 from ringtap.analysis.sweeps.equal_loads import common_share, mean_interval
 from ringtap.analysis.sweeps.series_analysis import Series
@@ -72,7 +72,8 @@ def collect(measured: ReportInputs, found: Sequence[Tails]) -> dict[str, Any]:
         found: result of `ringtap.analysis.report.load_statistics.tails` for each.
     """
     info, plan, series = measured.info, measured.plan, measured.series
-    checks, pairs = check(info, series), compare_kinds(series)
+    packets = sweep_packets_section.collect(measured.captured)
+    checks, pairs = [*check(info, series), *flow_rates(packets)], compare_kinds(series)
     rows = overview(series)
     statements = findings(series, rows, found, pairs, checks)
     data: dict[str, Any] = {"schema": REPORT_SCHEMA, "ringtap": ringtap.__version__}
@@ -99,7 +100,7 @@ def collect(measured: ReportInputs, found: Sequence[Tails]) -> dict[str, Any]:
     data["links"] = [_link(link) for link in (info.get("lab") or {}).get("links") or []]
     data["precheck"] = list(info.get("precheck") or [])
     data["series"] = [_series(one, tail) for one, tail in zip(series, found, strict=True)]
-    data["packets"] = sweep_packets_section.collect(measured.captured)
+    data["packets"] = packets
     data["comparisons"] = [pair.to_json() for pair in pairs]
     data["kind_order"] = [asdict(item) for item in order_kinds(series)]
     data["checks"] = [asdict(item) for item in checks]

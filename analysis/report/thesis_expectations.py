@@ -13,7 +13,7 @@ from ringtap.analysis.sweeps.series_analysis import Series
 from ringtap.core.run_directory_schema import MAX_LATE_SHARE, REQUIRED_SHARE
 from ringtap.core.units import counted
 
-NO_LOAD_TOLERANCE = 0.10
+NO_LOAD_TOLERANCE = RATE_TOLERANCE = 0.10
 FALL_TOLERANCE = 0.05  # of the mean: a smaller fall between neighbouring loads is noise
 VOLUME_OVER_DEMAND = (0.9, 1.6)
 VGG_R2_LOG = 0.97
@@ -48,6 +48,27 @@ def check(info: dict[str, Any], series: Iterable[Series]) -> list[Expectation]:
         if one.has_cross_traffic:
             checks += [_growth(one), _volume(one), *_vgg_fit(one), _chosen_fit(one)]
     return checks + [check for one in every if one.traffic == "burst" for check in _burst_spread(one, every)]
+
+
+def flow_rates(packets: Iterable[dict[str, Any]]) -> list[Expectation]:
+    """Compare the rates of training flows at recorded points with those of Table 3.11, where it has the point."""
+    return [
+        _flow_rate(item, f"the training flow {where}", published[key], item[key], published["table"])
+        for item in packets
+        if (published := item["thesis"]) is not None
+        for key, where in (
+            ("alone_gbps", "apart from cross traffic"),
+            ("shared_gbps", "beside cross traffic"),
+        )
+    ]
+
+
+def _flow_rate(item: dict[str, Any], what: str, published: float, found: float | None, table: str) -> Expectation:
+    expected = f"{what} has {published:g} Gbit/s while it sends, within {100 * RATE_TOLERANCE:.0f} % ({table})"
+    if found is None:
+        return Expectation(item["label"], expected, "its rate is not known", None)
+    off = found / published - 1
+    return Expectation(item["label"], expected, f"{found:.2f} Gbit/s, {off:+.0%}", abs(off) <= RATE_TOLERANCE)
 
 
 def _precheck(item: dict[str, Any]) -> Expectation:

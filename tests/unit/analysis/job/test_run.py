@@ -573,8 +573,14 @@ def test_a_series_of_a_sweep_is_read_and_a_sweep_is_refused(tmp_path):
     write_sweep(tmp_path / "sweep", [("vgg16", "consistent")])
     with pytest.raises(UsageError, match=r"ringtap report \(open_sweep\) reads it, or name one of its series"):
         open_job(tmp_path / "sweep")
-    found = open_job(tmp_path / "sweep/series/vgg16-consistent-1")
+    series = tmp_path / "sweep/series/vgg16-consistent-1"
+    ended = {"rank": 1, "exit_code": 143, "signal": "SIGTERM", "ended_ns": 1}
+    (series / "nodes/S0/node.json").write_text(json.dumps({"schema": 1, "status": "complete", "jobs": [ended]}))
+    info = json.loads((series / "run.json").read_text()) | {"series": "vgg16-consistent"}
+    (series / "run.json").write_text(json.dumps(info))
+    found = open_job(series)
     data = summarize(found)
+    assert "SIGTERM" not in data["run"]["why"], "the sweep has ended it"
     assert data["iterations"]["count"] > 100
     assert data["bytes"]["classes"]["training"]["sockets"] is None
     assert {account["node"] for account in data["byte_accounts"]} == {"S0", "switch"}

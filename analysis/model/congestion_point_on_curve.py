@@ -154,7 +154,8 @@ def find_curve_point(
     elif middle <= 0:
         reason = "the time grows as fast as the bandwidth shrinks from no load on: there is no flat region"
     elif high - low > WIDE_SHARE * (most - least):
-        reason = f"the points leave open where it lies: from {low:.3g} to {high:.3g} Gbit/s (95 %)"
+        where = f"between {low:.3g} and {high:.3g} Gbit/s (95 %)"
+        reason = f"the points only place it {where}: add loads there, or measure each for longer"
         is_open = True
     else:
         at_s = curves.time_s(middle / capacity)

@@ -225,7 +225,8 @@ def network(_runs: Path) -> Check:
     if not up:
         return Check("degraded", "no interface but loopback is up", "leave the network namespace (unshare, sandbox)")
     if words := gloo_on_loopback(os.environ):
-        return Check("degraded", f"{', '.join(up)}; {words}", f"export GLOO_SOCKET_IFNAME={up[0].split()[0]}")
+        remedy = f"for a job of several hosts: export GLOO_SOCKET_IFNAME={up[0].split()[0]}"
+        return Check("degraded", f"{', '.join(up)}; {words}", remedy)
     return Check("ok", ", ".join(up))
 
 

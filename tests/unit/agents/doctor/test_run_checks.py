@@ -527,4 +527,5 @@ def test_a_host_name_that_resolves_to_loopback_is_told_with_the_remedy(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(doctor_node.psutil, "net_if_stats", lambda: {"ens1": SimpleNamespace(isup=True, speed=0)})
     found = doctor_node.network(Path())
-    assert (found.state, found.remedy) == (("degraded", "export GLOO_SOCKET_IFNAME=ens1") if words else ("ok", ""))
+    remedy = "for a job of several hosts: export GLOO_SOCKET_IFNAME=ens1"
+    assert (found.state, found.remedy) == (("degraded", remedy) if words else ("ok", ""))

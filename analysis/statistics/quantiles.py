@@ -55,7 +55,8 @@ def quantile_interval(values: Values, q: float = 0.99, level: float = LEVEL) -> 
     it with a probability of at least ``level`` (David and Nagaraja, Order Statistics, 2003, section 7.1). Each tail
     gets half of the rest; if one end needs more, it gets more and the other less. Both ends of a 95 % interval of p99
     need 299 independent values. Correlated values count as
-    `ringtap.analysis.statistics.autocorrelation.effective_count` values.
+    `ringtap.analysis.statistics.autocorrelation.effective_count` values. Of few values, the estimate may lie outside
+    these order statistics: the interval then reaches as far as the estimate.
 
     Args:
         values: the sample in order of time, shape (values,); the result has its unit.
@@ -80,7 +81,7 @@ def quantile_intervals(values: Values, qs: Sequence[float], level: float = LEVEL
 
 
 def _interval(ranked: Array, effective: float, q: float, level: float) -> QuantileInterval:
-    count = len(ranked)
+    count, value = len(ranked), float(np.quantile(ranked, q))
     low, high = _ranks(math.floor(effective + 1e-9), q, 1 - level)
     stretch = count / math.floor(effective + 1e-9)
     reason = ""
@@ -92,9 +93,9 @@ def _interval(ranked: Array, effective: float, q: float, level: float) -> Quanti
         )
     return QuantileInterval(
         q=q,
-        value=float(np.quantile(ranked, q)),
-        low=None if low is None else float(ranked[max(math.floor(low * stretch), 1) - 1]),
-        high=None if high is None else float(ranked[min(math.ceil(high * stretch), count) - 1]),
+        value=value,
+        low=None if low is None else min(value, float(ranked[max(math.floor(low * stretch), 1) - 1])),
+        high=None if high is None else max(value, float(ranked[min(math.ceil(high * stretch), count) - 1])),
         count=count,
         effective_count=effective,
         level=level,

@@ -55,6 +55,14 @@ def test_a_missing_end_says_why_and_how_many_are_needed():
     json.dumps(found.to_json(), allow_nan=False)
 
 
+@pytest.mark.parametrize("q", [0.01, 0.5, 0.99])
+@pytest.mark.parametrize("count", [*range(1, 60), 100, 299, 300, 1000])
+def test_an_interval_contains_its_estimate(count, q):
+    found = quantile_interval(np.random.default_rng(count).random(count), q)
+    assert found.low is None or found.low <= found.value
+    assert found.high is None or found.value <= found.high
+
+
 @pytest.mark.parametrize(("count", "q"), [(299, 0.99), (1200, 0.99), (50, 0.5)])
 def test_the_interval_covers_as_often_as_it_says(count, q):
     draw = np.random.default_rng(11)

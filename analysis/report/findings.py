@@ -14,7 +14,7 @@ from ringtap.analysis.report.load_statistics import LIGHT_SHARE, MIDDLE_SHARE, P
 from ringtap.analysis.report.thesis_expectations import LATE_SAMPLES, Expectation
 from ringtap.analysis.statistics.quantiles import LEVEL
 from ringtap.analysis.statistics.short_series import MIN_STRETCHED
-from ringtap.analysis.statistics.two_sample import Estimate
+from ringtap.analysis.statistics.two_sample import MIN_VALUES, Estimate
 from ringtap.analysis.sweeps.equal_loads import HEAVY_SHARE, AtLoad, at_load, common_share
 from ringtap.analysis.sweeps.series_analysis import Series
 from ringtap.core.run_directory_schema import VARIANTS
@@ -23,7 +23,7 @@ from ringtap.core.units import counted, listed
 
 FIRM_HALF_WIDTH = 0.10  # of the value: a wider interval leaves the first digit open
 FIRM_R2_LOG = 0.97
-_MAX_NAMES = 4
+_MAX_NAMES, _MAX_POINTS = 4, 3
 
 Row = dict[str, Any]
 
@@ -153,7 +153,7 @@ def findings(
         *_curve(measured),
     ]
     statements += _utilisation(measured, common_share(series))
-    statements += [*_tail_bounds(measured), *_late_samples(checks)]
+    statements += [*_few_iterations(measured), *_tail_bounds(measured), *_late_samples(checks)]
     return sorted(statements, key=lambda one: not one.firm)
 
 
@@ -292,6 +292,20 @@ def _utilisation(series: Sequence[Series], share: float) -> list[Finding]:
     return [Finding(text, True, reason)]
 
 
+def _few_iterations(series: Sequence[Series]) -> list[Finding]:
+    names = [
+        f"{name_in_text(one)} at {point.cross_gbps or 0.0:.3g} Gbit/s ({point.iterations})"
+        for one in series
+        for point in one.used
+        if point.iterations is not None and point.iterations < MIN_VALUES
+    ]
+    if not names:
+        return []
+    whose = "its" if len(names) == 1 else "their"
+    text = f"Few iterations were measured of {_listed(names, _MAX_POINTS)}: {whose} spread and percentiles say little."
+    return [Finding(text, False, f"fewer than {MIN_VALUES} iterations hardly show how their times vary")]
+
+
 def _tail_bounds(series: Sequence[Series]) -> list[Finding]:
     points = [point for one in series for point in one.used if point.p99_s is not None]
     if not points:
@@ -318,10 +332,10 @@ def _range(ordered: Sequence[float], form: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _listed(names: Sequence[str]) -> str:
-    shown = list(names[:_MAX_NAMES])
-    if len(names) > _MAX_NAMES:
-        shown.append(f"{len(names) - _MAX_NAMES} more")
+def _listed(names: Sequence[str], most: int = _MAX_NAMES) -> str:
+    shown = list(names[:most])
+    if len(names) > most:
+        shown.append(f"{len(names) - most} more")
     return listed(shown)
 
 

@@ -3,9 +3,9 @@ import re
 import numpy as np
 import pytest
 
-from ringtap.analysis.report.findings import answer, overview
+from ringtap.analysis.report.findings import answer, findings, overview
 from ringtap.analysis.report.inputs import of_table
-from ringtap.analysis.report.load_statistics import compare_kinds, order_kinds
+from ringtap.analysis.report.load_statistics import compare_kinds, order_kinds, tails
 from ringtap.analysis.statistics.two_sample import compare
 
 pytestmark = pytest.mark.computes
@@ -173,3 +173,27 @@ def test_iterations_are_compared_at_one_load(tmp_path):
     assert any(test.is_beyond_chance for test in pair.result.tests)
     raw = compare(*(one.used[4].iteration_s for one in series))
     assert raw.median_ratio.high < 1, "the points themselves say the reverse"
+
+
+ONE, TWO, THREE = (f"ResNet-50 under iperf at {load} Gbit/s" for load in ("0", "7.5", "15"))
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ((2, 5, 400, 400), f"{ONE} (2): its"),
+        ((400, 4, 1, 400), f"{TWO} (4) and {THREE} (1): their"),
+        ((2, 2, 2, 2), f"{ONE} (2), {TWO} (2), {THREE} (2) and 1 more: their"),
+        ((5, 5, 5, 5), None),
+    ],
+)
+def test_points_of_few_iterations_are_named(tmp_path, counts, said):
+    rows = [f"resnet50,iperf,{7.5 * at},0.2,{count},0.01" for at, count in enumerate(counts)]
+    (tmp_path / "points.csv").write_text("\n".join([HEAD, *rows]) + "\n")
+    series = of_table(tmp_path / "points.csv", 25.0, 4).series
+    statements = findings(series, overview(series), [tails(one, 0.8) for one in series], [], [])
+    few = [one for one in statements if one.text.startswith("Few")]
+    assert [one.text for one in few] == (
+        [f"Few iterations were measured of {said} spread and percentiles say little."] if said else []
+    )
+    assert not any(one.firm for one in few)

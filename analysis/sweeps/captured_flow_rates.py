@@ -81,7 +81,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class TrainingBytes:
-    """Payload that a worker sends in an iteration, counted in several ways; None: not known, for the reason given.
+    """Payload that a worker sends in an iteration, at full size and counted in several ways; None: not known.
 
     Attributes:
         packets: by captured packets, each byte once.
@@ -210,7 +210,7 @@ class CapturedPoint:
         return decrease(training[inside], (cross > np.median(cross[inside]))[inside], iteration[inside])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the numbers as plain values; rates at full size."""
+        """Return the numbers as plain values; rates and bytes at full size."""
         point = self.point
 
         def gbps(bps: float | None) -> float | None:
@@ -459,9 +459,9 @@ class _PointReading:
                     reasons.setdefault(what, f"{name}: {found}")
                 else:
                     counts[what].append(found - (again if what == "interfaces" else 0.0))
-        iterations = len(edges) - 1
+        per_iteration = self._scale / (len(edges) - 1)
         means = {
-            what: sum(values) / len(values) / iterations if values and len(values) == len(workers) else None
+            what: per_iteration * sum(values) / len(values) if values and len(values) == len(workers) else None
             for what, values in counts.items()
         }
         if not workers:
@@ -479,7 +479,7 @@ class _PointReading:
             return f"{self._job.ranks} ranks on {count} workers exchange within hosts too"
         if count < 2 or not parameters:
             return "the plan does not tell workers and parameters"
-        return demand(round(parameters / self._scale), count).worker_bytes
+        return self._scale * demand(round(parameters / self._scale), count).worker_bytes
 
     def _nic_payload(self, name: str, edges: Integers) -> float | str:
         """Return the payload that a worker's training interface sent, by its counters, or why it is not known."""

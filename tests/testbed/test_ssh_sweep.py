@@ -211,7 +211,7 @@ def test_configuration_a_by_one_interface_of_each_server(desk: Desk, kind: str) 
     }
     counts = packets["bytes"]
     # the receiver's port alone tells cross traffic from training; gloo's headers are up to 2 % of so small a model
-    assert counts["packets"] == pytest.approx(1.5 * 250_000 * 4, rel=0.025)
+    assert counts["packets"] == pytest.approx(1.5 * 25_000_000 * 4, rel=0.025)
     # samples of 20 ms at both ends of some iterations
     assert counts["sockets"] == pytest.approx(counts["packets"], rel=0.03)
     assert counts["interfaces"] is None

@@ -19,6 +19,7 @@ from ringtap.analysis.sweeps.points import measure
 from ringtap.core.append_only_logs import read_json_lines
 from ringtap.core.run_directory import write_json
 from ringtap.core.thesis_neural_networks import PROFILES
+from ringtap.core.units import format_size
 from tests.gold.analysis_sweep import edit_info, write_sweep
 from tests.unit.capture_makers import Packet, classic
 
@@ -27,7 +28,8 @@ pytestmark = pytest.mark.shares
 ADDRESSES = {
     host: (f"10.77.0.{number}", f"10.78.0.{number}") for number, host in enumerate(("S0", "S1", "S2", "S3"), 1)
 }
-DEMAND_BYTES = demand(round(PROFILES["resnet50"].parameters / 100), 3).worker_bytes
+SCALE = 100
+DEMAND_BYTES = demand(round(PROFILES["resnet50"].parameters / SCALE), 3).worker_bytes
 SEGMENT_BYTES = 1448
 MS = 1_000_000
 EXCHANGE_MS = 100  # of an iteration: training at the bottleneck, in bins of 10 ms with heavy or light cross traffic
@@ -194,8 +196,8 @@ def test_training_bytes_leave_out_what_was_sent_again(tmp_path: Path) -> None:
     counted = found.bytes
     assert counted is not None
     assert counted.workers == ("S0", "S3")
-    assert counted.packets == pytest.approx(DEMAND_BYTES, rel=1e-5)
-    assert counted.equation == pytest.approx(DEMAND_BYTES)
+    assert counted.packets == pytest.approx(SCALE * DEMAND_BYTES, rel=1e-5)
+    assert counted.equation == pytest.approx(SCALE * DEMAND_BYTES)
     assert counted.interfaces is None
     assert counted.sockets is None
     assert counted.reasons["interfaces"] == "S3: the counters of eth0 were not recorded"
@@ -206,7 +208,7 @@ def test_training_bytes_leave_out_what_was_sent_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("collective", "packets", "says"),
     [
-        ("tree", DEMAND_BYTES, {"equation": "the equation is of a ring, and tree exchanged the gradients"}),
+        ("tree", SCALE * DEMAND_BYTES, {"equation": "the equation is of a ring, and tree exchanged the gradients"}),
         (
             "parameter-server",
             None,
@@ -247,6 +249,8 @@ def test_the_report_says_if_the_counts_agree(tmp_path: Path, factor: float, verd
     (item,) = json.loads(written.json_path.read_text())["packets"]
     assert f"they {verdict} within 2 %" in item["agreement"]
     assert item["agreement"] in written.summary
+    size = format_size(demand(PROFILES["resnet50"].parameters, 3).worker_bytes)
+    assert f"equation 3.1 {size}" in item["agreement"], "as in the section of the demand"
     assert item["bytes"]["agree"] is (factor < 1.02)
     assert item["bytes"]["header_share"] == pytest.approx(factor - 1, abs=1e-3)
     assert (item["thesis"]["alone_gbps"], item["thesis"]["shared_gbps"]) == (8.42, 8.40)

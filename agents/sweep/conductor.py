@@ -135,6 +135,7 @@ class _Reporter:
 
 PRECHECK_TRIES = 3  # the machine may be busy for a moment
 _NOT_ASKED = "not asked for: a sweep records only iteration times and loads"
+_ONLY_WITH_PACKETS = "recorded only with packets: iteration times and loads need none"
 _NOT_COLLECTED = {
     "packets": "not asked for: the bottleneck is counted at its interfaces",
     "host load": _NOT_ASKED,
@@ -577,7 +578,10 @@ def _check_software(plan: SweepPlan, *, report: bool) -> None:
 def _not_collected(plan: SweepPlan) -> list[dict[str, str]]:
     """Return what a sweep does not record, and why, for run.json."""
     missing = _NOT_COLLECTED | ({} if isinstance(plan.topology, Cluster) else _NOT_ON_A_TESTBED)
-    recorded = {"packets"} if isinstance(plan, LoadPlan) and plan.capture else set()
+    recorded: set[str] = set()
+    if isinstance(plan, LoadPlan) and plan.capture:
+        recorded |= {"packets"}
+        missing |= {"sockets": _ONLY_WITH_PACKETS} if "sockets" in missing else {}
     recorded |= {"RDMA"} if any(is_rdma(model.transport) for model in plan.every_model) else set()
     return [{"what": what, "why": why} for what, why in missing.items() if what not in recorded]
 

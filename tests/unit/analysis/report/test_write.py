@@ -637,6 +637,21 @@ def test_a_sweep_without_points_still_has_a_page(tmp_path):
     assert "No point was measured" in " ".join(page(path).text)
 
 
+def test_the_page_says_whose_congestion_control_is_in_use(tmp_path):
+    path = tmp_path / "sweep"
+    write_sweep(path, PAIRS[:1], loads_gbps=(0.0, 8.0, 14.0), iterations=6)
+    facts = {"before": {"sysctls": {"net.ipv4.tcp_congestion_control": "bbr"}}}
+    (path / "series" / "vgg16-consistent-1" / "nodes" / "S0" / "node.json").write_text(json.dumps(facts))
+    assert main(["report", str(path)]) == 0
+    text = " ".join(page(path).text)
+    assert "net.ipv4.tcp_congestion_control = bbr" in text
+    assert "cubic: the testbed's routes set it for every connection, whatever the nodes'" in text
+    topology = {key: value for key, value in read_run(path).plan["topology"].items() if key != "congestion_control"}
+    edit_info(path, plan=read_run(path).plan | {"topology": topology})
+    assert main(["report", str(path)]) == 0
+    assert "Congestion control" not in " ".join(page(path).text), "the settings of real servers have it"
+
+
 def test_a_terse_run_description_is_enough(tmp_path):
     path = tmp_path / "sweep"
     write_sweep(path, PAIRS[:1], loads_gbps=(0.0, 8.0, 14.0), iterations=6)

@@ -28,8 +28,15 @@ from ringtap.analysis.traffic.delivered import (
 )
 from ringtap.analysis.traffic.flow_logs import read_sent
 from ringtap.analysis.traffic.plan_bursts import burst_windows
-from ringtap.analysis.traffic.plots import draw_rates, draw_trace
-from ringtap.core.flow_plan_table import read_plan
+from ringtap.analysis.traffic.plots import (
+    RATES_COLOURS,
+    draw_rates,
+    draw_trace,
+    mean_text,
+    rates_handle,
+    trace_handles,
+)
+from ringtap.core.flow_plan_table import FlowTable, read_plan
 from ringtap.core.run_directory_schema import VARIANTS
 from ringtap.core.units import format_duration, format_size
 
@@ -59,12 +66,16 @@ def histogram(points: Sequence[CapturedPoint]) -> Drawn | None:
             groups.setdefault((_model(captured), captured.load), []).append(rates)
     if not groups:
         return None
-    on = sheet(len(groups), 2, _PANEL)
+    kinds = dict.fromkeys(rates.label for samples in groups.values() for rates in samples)
+    colours = dict(zip(kinds, RATES_COLOURS, strict=False))
+    on = sheet(len(groups), 2, _PANEL, [rates_handle(*one) for one in colours.items()])
     tables = []
     for axes, ((model, load), samples) in zip(on.panels, groups.items(), strict=True):
-        handles, numbers, _unit = draw_rates(axes, samples)
-        axes.legend(handles=handles, loc="upper right", **_LEGEND)
-        axes.set_ylim(0, 1.05 + 0.13 * len(handles))  # room for the legend
+        own = [colours[rates.label] for rates in samples]
+        numbers, _unit = draw_rates(axes, samples, own)
+        means = [rates_handle(mean_text(rates), colour) for rates, colour in zip(samples, own, strict=True)]
+        axes.legend(handles=means, loc="upper right", **_LEGEND)
+        axes.set_ylim(0, 1.05 + 0.13 * len(means))  # room for the legend
         axes.set_yticks((0, 0.25, 0.5, 0.75, 1))
         axes.set_title(f"{model}, {load * 100:.0f} %", loc="left")
         tables.append(numbers.assign(model=model, load=load))
@@ -120,8 +131,11 @@ def traces(points: Sequence[CapturedPoint]) -> Drawn | None:
     planned = [one for one in points if one.flow_plan is not None and one.flow(CROSSING) is not None]
     if not planned:
         return None
-    on = sheet(len(planned), 2, _PANEL)
-    tables = [_trace(axes, captured) for axes, captured in zip(on.panels, planned, strict=True)]
+    plans = [read_plan(captured.flow_plan) for captured in planned if captured.flow_plan is not None]
+    has_bursts = any(burst_windows(plan) is not None for plan in plans)
+    labels = trace_handles("capture", "mean", has_bursts=has_bursts)
+    on = sheet(len(planned), 2, _PANEL, labels, len(labels))
+    tables = [_trace(*one) for one in zip(on.panels, planned, plans, strict=True)]
     caption = (
         f"Payload of the cross traffic at its sender, captured and at full size, as a moving average of {WIDTH} "
         "samples of together a burst's length or 1 ms, against that of the flows that the plan starts in each burst "
@@ -130,10 +144,9 @@ def traces(points: Sequence[CapturedPoint]) -> Drawn | None:
     return on.drawn("packets-trace", caption, pd.concat(tables, ignore_index=True))
 
 
-def _trace(axes: Axes, captured: CapturedPoint) -> pd.DataFrame:
+def _trace(axes: Axes, captured: CapturedPoint, plan: FlowTable) -> pd.DataFrame:
     flow, path = captured.flow(CROSSING), captured.flow_plan
     assert flow is not None and path is not None
-    plan = read_plan(path)
     plan = replace(plan, size_bytes=np.rint(plan.size_bytes * captured.scale).astype(np.int64))
     windows, sent = burst_windows(plan), read_sent([path.with_suffix(".rec")])
     passed = Passed.of_bins(flow.payload, BIN_NS, captured.start_ns - sent.origin_ns, captured.scale)
@@ -143,10 +156,8 @@ def _trace(axes: Axes, captured: CapturedPoint) -> pd.DataFrame:
     period = int(plan.header.get("burst_period_ns") or 10_000_000)
     first = int(passed.at_ns[0] + passed.at_ns[-1] - (end - begin)) // 2 // period * period
     mean_bps = float(passed.total_bytes[-1]) * 8e9 / (len(flow.payload) * BIN_NS)
-    handles, numbers, _ = draw_trace(axes, plan, windows, passed, (first, first + end - begin), window, mean_bps)
-    axes.legend(handles=handles, loc="upper right", ncols=2, **_LEGEND)
+    numbers, _ = draw_trace(axes, plan, windows, passed, (first, first + end - begin), window, mean_bps)
     axes.xaxis.set_major_locator(MaxNLocator(6, prune="upper"))
-    axes.set_ylim(0, axes.get_ylim()[1] * 1.25)  # room for the legend
     axes.set_title(_name(captured), loc="left")
     return numbers.assign(series=captured.point.series, load=captured.load)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from ringtap.core.flow_plan_table import FlowTable, Integers
 from ringtap.core.units import format_duration, format_rate, format_size
 
 _FLOW, _BURST, _PLAN = "#0072B2", "#E69F00", "#D55E00"
+RATES_COLOURS, _FILL = (_FLOW, _PLAN, _BURST), 0.28
 SOURCES = {"capture": "captured", "nic": "counted by the interface", "log": "by the sender's log"}
 
 
@@ -48,7 +50,7 @@ def plan_figure(plan: FlowTable, windows: Windows | None, span_ns: tuple[int, in
         axes.set_ylabel("flow size")
         _time_axis(axes, span_ns)
         flows = Line2D([], [], marker="o", markersize=5, label="flows, in their order", **line)
-        legend(figure, [flows, *_shade_handle(windows)], 3)
+        legend(figure, [flows, *_shade_handle(windows is not None)], 3)
     caption = (
         f"{_name(plan)}: size of each flow in bytes against its start in ms after the launch"
         f"{_burst_words(plan, windows)}. {_part(plan, span_ns)}"
@@ -64,8 +66,9 @@ def trace_figure(
     mean_bps = float(passed.until(np.array([plan.duration_ns]))[0]) * 8e9 / plan.duration_ns
     with styled():
         figure = new_figure(7.0, 3.9)
-        handles, numbers, unit = draw_trace(figure.subplots(), plan, windows, passed, span_ns, window_ns, mean_bps)
-        legend(figure, handles, 4)
+        numbers, unit = draw_trace(figure.subplots(), plan, windows, passed, span_ns, window_ns, mean_bps)
+        mean = f"mean of the whole, {format_rate(mean_bps)}"
+        legend(figure, trace_handles(passed.source, mean, has_bursts=windows is not None), 4)
     edges = _plan_edges(windows, span_ns, window_ns)
     parts = "each burst and quiet part" if windows is not None else format_duration((edges[1] - edges[0]) / 1e9)
     caption = (
@@ -84,8 +87,8 @@ def draw_trace(
     span_ns: tuple[int, int],
     window_ns: float,
     mean_bps: float,
-) -> tuple[list[Artist], pd.DataFrame, str]:
-    """Draw measured payload against the plan into a panel; return the legend's handles, the numbers and the unit."""
+) -> tuple[pd.DataFrame, str]:
+    """Draw measured payload against the plan into a panel; return the numbers and the unit."""
     middles, rates = moving_average(passed, span_ns, window_ns)
     edges = _plan_edges(windows, span_ns, window_ns)
     planned = plan.planned_bytes(edges) * 8e9 / np.diff(edges)
@@ -97,22 +100,27 @@ def draw_trace(
     axes.set_ylim(bottom=0)
     axes.set_ylabel(f"payload in {unit}")
     _time_axis(axes, span_ns)
-    handles: list[Artist] = [
-        Line2D([], [], color=_FLOW, label=SOURCES[passed.source]),
-        Line2D([], [], color=_PLAN, linestyle=(0, (4, 2)), label="planned"),
-        Line2D([], [], color=FAINT, label=f"mean of the whole, {format_rate(mean_bps)}"),
-    ]
     at = np.clip(np.searchsorted(edges, middles, "right") - 1, 0, len(planned) - 1)
-    numbers = pd.DataFrame({"time_ns": middles, "rate_bps": rates, "planned_bps": planned[at]})
-    return [*handles, *_shade_handle(windows)], numbers, unit
+    return pd.DataFrame({"time_ns": middles, "rate_bps": rates, "planned_bps": planned[at]}), unit
+
+
+def trace_handles(source: str, mean: str, *, has_bursts: bool) -> list[Artist]:
+    """Return the legend of `draw_trace`, with a text for its mean."""
+    lines: list[Artist] = [
+        Line2D([], [], color=_FLOW, label=SOURCES[source]),
+        Line2D([], [], color=_PLAN, linestyle=(0, (4, 2)), label="planned"),
+        Line2D([], [], color=FAINT, label=mean),
+    ]
+    return [*lines, *_shade_handle(has_bursts)]
 
 
 def rates_figure(samples: list[InjectionRates]) -> Drawn:
     """Draw histograms of instantaneous injection rates, relative to the highest peak, with their means (figure 3-8)."""
     with styled():
         figure = new_figure(7.0, 3.9)
-        handles, numbers, unit = draw_rates(figure.subplots(), samples)
-        legend(figure, handles, 1)
+        numbers, unit = draw_rates(figure.subplots(), samples)
+        texts = [f"{rates.label}, {SOURCES[rates.source]}, {mean_text(rates)}" for rates in samples]
+        legend(figure, [rates_handle(*one) for one in zip(texts, RATES_COLOURS, strict=False)], 1)
     outside = sum(int((rates.values_bps > numbers["to_bps"].iloc[-1]).sum()) for rates in samples)
     window = " and ".join(dict.fromkeys(format_duration(rates.window_ns / 1e9) for rates in samples))
     labels = " and of ".join(rates.label for rates in samples)
@@ -124,29 +132,37 @@ def rates_figure(samples: list[InjectionRates]) -> Drawn:
     return Drawn("rates", caption, figure, numbers)
 
 
-def draw_rates(axes: Axes, samples: list[InjectionRates]) -> tuple[list[Artist], pd.DataFrame, str]:
-    """Draw histograms of rates into a panel; return the legend's handles, the numbers and the unit."""
+def draw_rates(
+    axes: Axes, samples: Sequence[InjectionRates], colours: Sequence[str] = RATES_COLOURS
+) -> tuple[pd.DataFrame, str]:
+    """Draw histograms of rates into a panel; return the numbers and the unit."""
     edges = histogram_edges(samples)
     tables = [counts(rates, edges) for rates in samples]
     highest = max(1, *(int(table.max()) for table in tables))
     unit, size = _unit(float(edges[-1]))
-    handles: list[Artist] = []
     numbers = pd.DataFrame({"from_bps": edges[:-1], "to_bps": edges[1:]})
-    for rates, table, colour in zip(samples, tables, (_FLOW, _PLAN, _BURST), strict=False):
-        axes.stairs(table / highest, edges / size, color=colour, fill=True, alpha=0.28, zorder=2)
+    for rates, table, colour in zip(samples, tables, colours, strict=False):
+        axes.stairs(table / highest, edges / size, color=colour, fill=True, alpha=_FILL, zorder=2)
         axes.stairs(table / highest, edges / size, color=colour, linewidth=1.2, zorder=3)
-        mean_bps = float(rates.values_bps.mean())
-        axes.axvline(mean_bps / size, color=colour, linestyle=(0, (1, 1.4)), linewidth=1.6, zorder=4)
-        idle = float((rates.values_bps <= 0).mean())
-        label = f"{rates.label}, {SOURCES[rates.source]}, mean {format_rate(mean_bps)}, {idle:.1%} idle"
-        handles.append(Patch(facecolor=to_rgba(colour, 0.28), edgecolor=colour, label=label))
+        mean = float(rates.values_bps.mean()) / size
+        axes.axvline(mean, color=colour, linestyle=(0, (1, 1.4)), linewidth=1.6, zorder=4)
         numbers[f"{rates.label}: samples"] = table
         numbers[f"{rates.label}: height"] = table / highest
     axes.set_xlim(0, edges[-1] / size)
     axes.set_ylim(0, 1.05)
     axes.set_xlabel(f"payload rate in {unit}")
     axes.set_ylabel("samples, relative to the highest peak")
-    return handles, numbers, unit
+    return numbers, unit
+
+
+def rates_handle(text: str, colour: str) -> Artist:
+    """Return an entry of the legend of `draw_rates`."""
+    return Patch(facecolor=to_rgba(colour, _FILL), edgecolor=colour, label=text)
+
+
+def mean_text(rates: InjectionRates) -> str:
+    """Return the mean of rates, and the share of idle instants, as a text."""
+    return f"mean {format_rate(float(rates.values_bps.mean()))}, {(rates.values_bps <= 0).mean():.1%} idle"
 
 
 def _shade(axes: Axes, windows: Windows | None, span_ns: tuple[int, int]) -> None:
@@ -157,8 +173,8 @@ def _shade(axes: Axes, windows: Windows | None, span_ns: tuple[int, int]) -> Non
             axes.axvspan(begin / 1e6, end / 1e6, color=_BURST, alpha=0.22, linewidth=0, zorder=1)
 
 
-def _shade_handle(windows: Windows | None) -> list[Patch]:
-    return [] if windows is None else [Patch(facecolor=_BURST, alpha=0.22, label="burst")]
+def _shade_handle(has_bursts: bool) -> list[Patch]:
+    return [Patch(facecolor=_BURST, alpha=0.22, label="burst")] if has_bursts else []
 
 
 def _time_axis(axes: Axes, span_ns: tuple[int, int]) -> None:

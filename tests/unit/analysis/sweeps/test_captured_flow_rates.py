@@ -6,22 +6,29 @@ import json
 import math
 import socket
 import struct
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from ringtap.analysis.model.bytes_per_iteration import demand
+from ringtap.analysis.plots.figure import styled
+from ringtap.analysis.report import sweep_packets_section as section
 from ringtap.analysis.report.write import write_report
 from ringtap.analysis.runs.run import read_run
 from ringtap.analysis.sweeps.captured_flow_rates import CapturedPoint, captured_points, decrease
 from ringtap.analysis.sweeps.points import measure
 from ringtap.core.append_only_logs import read_json_lines
+from ringtap.core.flow_plan_format import Flow
 from ringtap.core.run_directory import write_json
 from ringtap.core.thesis_neural_networks import PROFILES
 from ringtap.core.units import format_size
 from tests.gold.analysis_sweep import edit_info, write_sweep
 from tests.unit.capture_makers import Packet, classic
+from tests.unit.traffic_processes import plan_of
 
 pytestmark = pytest.mark.shares
 
@@ -240,6 +247,24 @@ def test_packets_that_were_dropped_are_not_known_without_a_count(tmp_path: Path)
     assert read(path)[0].dropped is None
     written = write_report(path)
     assert "How many packets the captures dropped is not known." in written.paths[0].read_text()
+
+
+def test_legends_stay_within_their_panels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured_sweep(tmp_path / "sweep")
+    (found,) = read(tmp_path / "sweep")
+    plan = plan_of(tmp_path / "p.plan", [Flow(at * MS, "", "10.78.0.1:5000", 1000) for at in range(3000)], 3_000 * MS)
+    monkeypatch.setattr(section, "read_sent", lambda _: SimpleNamespace(origin_ns=found.start_ns))
+    one, other = replace(found, flow_plan=plan), replace(found, point=replace(found.point, traffic="burst"))
+    for drawn in (section.histogram([one, other]), section.traces([one])):
+        assert drawn is not None
+        with styled():
+            renderer = FigureCanvasAgg(drawn.figure).get_renderer()
+            for axes in drawn.figure.axes:
+                if (legend := axes.get_legend()) is not None:
+                    box = legend.get_window_extent(renderer)
+                    assert axes.bbox.x0 <= box.x0 <= box.x1 <= axes.bbox.x1
+                    assert axes.bbox.y0 <= box.y0 <= box.y1 <= axes.bbox.y1
+        assert drawn.keys, "the kinds and lines are named below the panels"
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.015, "agree"), (1.03, "do not agree")])

@@ -400,10 +400,9 @@ def cause_of(share: CauseOrPart, evidence: Evidence, begin: int = 0) -> dict[str
     found |= dict.fromkeys(("other_cores", "run_delay_s", "usual_run_delay_s"))
     found |= dict.fromkeys(("source", "destination", "nic", "rate_bps", "usual_bps", "lost_segments", "of_training"))
     if share.within:
-        spent_s, number = times.work_s[share.within], None
-        if share.rank is not None:
-            number = int(np.searchsorted(times.ranks, share.rank))
-        mine_s = spent_s if number is None else spent_s[:, number]
+        spent_s = times.work_s[share.within]
+        number = 0 if share.rank is None else int(np.searchsorted(times.ranks, share.rank))
+        mine_s = spent_s if share.rank is None else spent_s[:, number]
         if share.name == STALL:
             here_s, usual_s = np.median(mine_s[affected]), np.median(mine_s[~affected])
         else:

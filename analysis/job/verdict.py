@@ -83,8 +83,8 @@ def verdict(diagnosis: Mapping[str, Any]) -> list[str]:
         about = _nothing_longer if diagnosis["source"] == WHOLE else _healthy
         lines = _without_cost(diagnosis) or about(diagnosis)
         if waits := _run_delays(diagnosis):
-            waits = [f"Ranks {waits}.", f"Next: {_MORE_PROCESSORS}."]
-            lines = [*waits, *(line.replace("No ", "No other ", 1) for line in lines if not line.startswith("Next:"))]
+            rest = (line.replace("No ", "No other ", 1) for line in lines if not line.startswith("Next:"))
+            lines = [f"Ranks {waits}.", f"Next: {_MORE_PROCESSORS}.", *rest]
         return [*lines, *_unknown(diagnosis)]
     first, *others = (_SENTENCES[cause["name"]](cause) for cause in causes)
     lines = [f"{first}.", *(f"Also: {sentence[0].lower()}{sentence[1:]}." for sentence in others)]

@@ -133,7 +133,7 @@ def rates_figure(samples: list[InjectionRates]) -> Drawn:
 
 
 def draw_rates(
-    axes: Axes, samples: Sequence[InjectionRates], colours: Sequence[str] = RATES_COLOURS
+    axes: Axes, samples: list[InjectionRates], colours: Sequence[str] = RATES_COLOURS
 ) -> tuple[pd.DataFrame, str]:
     """Draw histograms of rates into a panel; return the numbers and the unit."""
     edges = histogram_edges(samples)

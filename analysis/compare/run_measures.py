@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -139,20 +139,29 @@ def measure_series(
         loaded: the series at the load that the answer compares, or the reason why it is not known there; None: the
             answer compares iterations without cross traffic.
     """
-    job, series = sweep.job(name), sweep[name]
+    series = sweep[name]
     alone = {id(point) for point in series.alone}
+    # a resumed sweep has several jobs of a series, and the last one need not have such a point
+    directories = list(dict.fromkeys(point.directory for point in series.alone))
+    job = Job(sweep.run.job(directories[-1]), sweep.workers) if directories else sweep.job(name)
     windows = [
         (window["window_start_ns"], window["window_end_ns"])
         for window, point in zip(ordered_windows(sweep.run), sweep.measured, strict=True)
         if id(point) in alone and sweep.path / point.directory == job.path
     ]
+    earlier_s = [point.iteration_s for point in series.alone if sweep.path / point.directory != job.path]
     table = job.logs.work.iterations
     start_ns, end_ns = (table[column].to_numpy(np.int64) for column in ("start_ns", "end_ns"))
     inside = np.zeros(len(table), bool)
     for begin, end in windows:
         inside |= within_window(start_ns, end_ns, window_on_reference((begin, end), job.logs.run))
-    found = _measure(job, label, _Span(job, np.flatnonzero(inside), False))
+    found = _measure(job, label, _Span(job, np.flatnonzero(inside), False), earlier_s)
     notes = list(found.notes)
+    if earlier_s:
+        notes.append(
+            f"{label} has points without cross traffic in {len(directories)} jobs: only its iteration times "
+            f"are those of all of them, and the other measures those of {job.path.name}"
+        )
     if not inside.any():
         notes.append(f"{label} has no point without cross traffic")
     if series.is_simulated:
@@ -282,8 +291,16 @@ def _mean(name: str, title: str, unit: str, values: Numbers, why: str) -> Measur
     return Measure(name, title, unit, float(known.mean()), samples=known)
 
 
-def _measure(job: Job, label: str, span: _Span) -> RunMeasures:
-    times_s = span.column("iteration_s") if span.has_iterations else np.empty(0)
+def _measure(job: Job, label: str, span: _Span, earlier_s: Sequence[Numbers] = ()) -> RunMeasures:
+    """Measure a job.
+
+    Args:
+        job: the job.
+        label: its name in the comparison.
+        span: its iterations that are compared.
+        earlier_s: times of iterations of other jobs of its series that are compared, too.
+    """
+    times_s = np.concatenate([*earlier_s, span.column("iteration_s") if span.has_iterations else np.empty(0)])
     parts = [_times(times_s, span), _phases(span), _payload(span), _interfaces(span), _losses(span)]
     found, why, notes = _exchanges(span)
     parts += [_socket_burst(span), _bursts(found, why), _incast(found, why), _fan_in(job)]

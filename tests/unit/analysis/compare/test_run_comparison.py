@@ -293,6 +293,27 @@ def test_a_sweep_is_compared_as_its_series(tmp_path, capsys):
     assert rows["slowdown:heavy"]["vgg16-consistent"] > rows["slowdown:heavy"]["resnet50-consistent"]
 
 
+@pytest.mark.parametrize("resumed", [(2, 3, 4), (1, 2, 3, 4)], ids=["after the points without load", "between them"])
+def test_points_without_cross_traffic_are_found_in_every_job_of_a_resumed_series(tmp_path, capsys, resumed):
+    write_sweep(tmp_path / "sweep", [("vgg16", "consistent"), ("resnet50", "consistent")], (0.0, 0.0, 5.0, 15.0, 20.0))
+    log, series = tmp_path / "sweep" / "points.jsonl", tmp_path / "sweep" / "series"
+    shutil.copytree(series / "vgg16-consistent-1", series / "vgg16-consistent-2")
+    lines = log.read_text().splitlines(keepends=True)
+    for number in resumed:
+        lines[number] = lines[number].replace("vgg16-consistent-1", "vgg16-consistent-2")
+    log.write_text("".join(lines))
+    assert main(["compare", str(tmp_path / "sweep"), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    rows = {row["measure"]: row["values"] for row in data["measures"]}
+    times = np.concatenate(
+        [one.iteration_s for one in ringtap.open_sweep(tmp_path / "sweep")["vgg16-consistent"].alone]
+    )
+    assert rows[MEDIAN]["vgg16-consistent"] == pytest.approx(float(np.median(times)))
+    assert data["runs"][0]["iterations"] == len(times) == 48
+    assert not any("no point without cross traffic" in note for note in data["runs"][0]["notes"])
+    assert any("in 2 jobs: only its" in note for note in data["runs"][0]["notes"]) == (1 in resumed)
+
+
 def test_series_of_bursts_are_ordered_by_their_means(tmp_path):
     """Most iterations fall between bursts: their median is the shortest, and their mean the longest."""
     pairs = [("vgg16", "consistent"), ("vgg16", "burst")]

@@ -17,7 +17,13 @@ from typing import Any
 from ringtap.agents.doctor.run_checks import NEEDED, Question, diagnose, run_apart
 from ringtap.agents.hosts import Hosts, TestbedHosts
 from ringtap.agents.job.foreground_command import termination_as_interrupt
-from ringtap.agents.sweep.cluster_preflight import HostAnswer, ask_hosts, cluster_roles, needs_iperf3
+from ringtap.agents.sweep.cluster_preflight import (
+    HostAnswer,
+    ask_hosts,
+    cluster_roles,
+    local_job_problems,
+    needs_iperf3,
+)
 from ringtap.agents.sweep.host_connections import reached
 from ringtap.agents.sweep.sweep_estimate import layout
 from ringtap.agents.sweep.sweep_lock import lease_problem
@@ -74,6 +80,7 @@ def diagnose_plan(path: Path, question: Question, say: Callable[[str], None]) ->
             if needs_iperf3(plan) and shutil.which("iperf3") is None:
                 missing = ["iperf3"]
                 problems = ["iperf3 is not on the PATH: install it, or plan without it"]
+            problems += local_job_problems(plan)
         found = []
         for host in hosts.names:
             if host not in silent:

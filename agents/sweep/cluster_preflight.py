@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,17 +13,18 @@ from typing import Any
 
 from ringtap.agents.hosts import Hosts, understood
 from ringtap.agents.sweep.host_roles import Attachment, SweepRoles
-from ringtap.agents.sweep.job_launch_commands import filled, job_python, own_environment
-from ringtap.agents.sweep.sweep_estimate import room_bytes
+from ringtap.agents.sweep.job_launch_commands import filled, job_python, on_this_machine, own_environment
+from ringtap.agents.sweep.sweep_estimate import layout, room_bytes
 from ringtap.agents.testbed.topology import Roles
 from ringtap.core.errors import MeasurementError, UsageError, last_line
 from ringtap.core.isolated_python import LEAVE_FOLDER_OUT, python_command
 from ringtap.core.link_counter_sources import ETHTOOL, INFINIBAND, nic_counter, source_of
+from ringtap.core.parent_death import run_helper
 from ringtap.core.run_directory_schema import ACKNOWLEDGED
 from ringtap.core.secret_masking import mask_variables, mask_words
 from ringtap.core.sweep_plans.cluster_hosts import Cluster, ClusterHost
 from ringtap.core.sweep_plans.jobs_that_share import gpus_of, sharing
-from ringtap.core.sweep_plans.sweep_plan import CUSTOM, LoadPlan, SweepPlan
+from ringtap.core.sweep_plans.sweep_plan import CUSTOM, LoadPlan, SharingPlan, SweepPlan
 from ringtap.core.sweep_plans.training_jobs import PLACEHOLDERS, REAL, SCALE_MODEL, Model
 from ringtap.core.thesis_neural_networks import PROFILES
 from ringtap.core.transports import is_rdma
@@ -65,18 +67,44 @@ def _question(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> dict[str, Any
     """Return the question to `ringtap.agents.sweep.host_facts` on a host."""
     cluster = plan.topology
     assert isinstance(cluster, Cluster)
-    question: dict[str, Any] = {"jobs": {}}
+    python = job_python(plan, host.name, hosts)
+    question: dict[str, Any] = {"jobs": _jobs_question(plan, plan.models_on(host.name), host.name, python)}
     if cluster.reach == "ssh":
         question["room"] = {"folder": host.workdir, "bytes": room_bytes(plan)}
-    for label, model in plan.models_on(host.name).items():
-        if model.command:
-            values = dict.fromkeys(PLACEHOLDERS, "0") | {"python": job_python(plan, host.name, hosts)}
-            # without secrets, as every user of the host can read the arguments of a process
-            command = mask_words(filled(model.command, values | {"host": host.name}))
-            variables = mask_variables(own_environment(plan, model, host.name))
-            about = {"command": command, "directory": model.directory, "environment": variables}
-            question["jobs"][label] = about
     return question
+
+
+def _jobs_question(plan: SweepPlan, models: Mapping[str, Model], host: str, python: str) -> dict[str, Any]:
+    """Return what a host is asked about the models that have commands, by label."""
+    found = {}
+    for label, model in models.items():
+        if model.command:
+            values = dict.fromkeys(PLACEHOLDERS, "0") | {"python": python, "host": host}
+            words = model.command if isinstance(plan.topology, Cluster) else tuple(on_this_machine(model))
+            # without secrets, as every user of the host can read the arguments of a process
+            variables = mask_variables(own_environment(plan, model, host))
+            command = mask_words(filled(words, values))
+            found[label] = {"command": command, "directory": model.directory, "environment": variables}
+    return found
+
+
+def _jobs_problems(facts: Mapping[str, Any], where: str) -> list[str]:
+    return [f"{where}model {name}: {each}" for name, found in facts["jobs"].items() for each in found["problems"]]
+
+
+def local_job_problems(plan: SweepPlan) -> list[str]:
+    """Return why jobs cannot run on a plan's testbed: its hosts have this machine's folders, programs and scripts."""
+    names = [job.name for job in plan.jobs] if isinstance(plan, SharingPlan) else [one.label for one in plan.models]
+    models = dict(zip(names, plan.every_model, strict=True))
+    jobs = _jobs_question(plan, models, layout(plan)[1].workers[0], sys.executable)
+    if not jobs:
+        return []
+    # in a process of its own, as it changes the folder and the variables
+    command = python_command(sys.executable, "ringtap.agents.sweep.host_facts", json.dumps({"jobs": jobs}))
+    done = run_helper(command, _ANSWER_S)
+    if done.returncode:
+        raise MeasurementError(f"{sys.executable} cannot describe this machine: {last_line(done.stderr)}")
+    return _jobs_problems(json.loads(done.stdout), "")
 
 
 def room_problem(plan: SweepPlan, hosts: Hosts, host: str) -> str:
@@ -117,8 +145,7 @@ def _ask_host(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> HostAnswer:
                 *_gpu_problems(plan, host, facts),
             ]
             problems += [f"host {name}: {facts['room']}: free some, or name another workdir"] if facts["room"] else []
-            for model, found in facts["jobs"].items():
-                problems += [f"host {name}, model {model}: {problem}" for problem in found["problems"]]
+            problems += _jobs_problems(facts, f"host {name}, ")
     except MeasurementError as error:
         return HostAnswer(name, {}, (str(error),))
     return HostAnswer(name, facts, tuple(problems))

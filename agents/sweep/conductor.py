@@ -22,7 +22,13 @@ from ringtap.agents.hosts import Hosts, TestbedHosts
 from ringtap.agents.hosts.ssh import SshHosts
 from ringtap.agents.sweep import growing_report, load_choice
 from ringtap.agents.sweep.bottleneck import busiest, link_use
-from ringtap.agents.sweep.cluster_preflight import ask_hosts, cluster_roles, needs_iperf3, real_libraries
+from ringtap.agents.sweep.cluster_preflight import (
+    ask_hosts,
+    cluster_roles,
+    local_job_problems,
+    needs_iperf3,
+    real_libraries,
+)
 from ringtap.agents.sweep.cross_traffic import CrossTraffic
 from ringtap.agents.sweep.growing_report import GrowingReport
 from ringtap.agents.sweep.host_connections import LostHostError, losses_named, reached
@@ -538,7 +544,8 @@ def _check_machine(plan: SweepPlan, force: bool, say: Callable[[str], None]) -> 
     """Check that this machine can carry a sweep on a testbed and has the software that it needs.
 
     Raises:
-        UsageError: software is missing, the testbed is not valid, or it is too fast and ``force`` is not set.
+        UsageError: software or a job's file is missing, the testbed is not valid, or it is too fast and ``force`` is
+            not set.
     """
     for part in [plan] if isinstance(plan, SharingPlan) else plan.parts():
         spec, roles = layout(part)
@@ -558,6 +565,8 @@ def _check_machine(plan: SweepPlan, force: bool, say: Callable[[str], None]) -> 
     require('job = "real"', real_libraries(plan.every_model))
     for model in plan.every_model:
         on_this_machine(model, say)
+    if problems := local_job_problems(plan):
+        raise UsageError("; ".join(problems))
 
 
 def _check_software(plan: SweepPlan, *, report: bool) -> None:

@@ -57,6 +57,16 @@ def test_a_plan_that_is_wrong_is_one_sentence(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_job_whose_script_is_not_there_cannot_run(tmp_path: Path) -> None:
+    job = '[[models]]\nname = "mine"\nparameters = 1\ncommand = ["{python}", "train.py"]\n'
+    (tmp_path / "plan.toml").write_text(f"[sweep]\nloads = [0]\n{job}")
+    done = subprocess.run(
+        [*COMMAND, "plan.toml"], capture_output=True, text=True, cwd=tmp_path, check=False, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].startswith("The plan cannot run: model mine: the job's script train.py is not")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_leaves_no_testbed(number: signal.Signals) -> None:
     command = [*COMMAND, PLAN]

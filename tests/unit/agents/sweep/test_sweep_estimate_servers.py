@@ -14,7 +14,7 @@ from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.hosts.worker import HostWorker, clean
 from ringtap.agents.node import agent_control_socket
 from ringtap.agents.sweep import host_roles as sweep_roles
-from ringtap.agents.sweep.cluster_preflight import cluster_roles
+from ringtap.agents.sweep.cluster_preflight import cluster_roles, local_job_problems
 from ringtap.agents.sweep.host_facts import free_port, job_facts, room_problem
 from ringtap.agents.sweep.job_failure_cause import failure_line, failure_messages
 from ringtap.agents.sweep.job_launch_commands import processes
@@ -195,6 +195,29 @@ def test_a_sweep_that_this_machines_disk_cannot_hold_is_refused(
     said = capsys.readouterr().err
     assert re.fullmatch(rf"ringtap: {tmp_path} has .* left, and the sweep may write .*: free some, or name .*\n", said)
     assert not (tmp_path / "not").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ('command = ["{python}", "train.py"]', "the job's script train.py is not there (looked for from "),
+        ('command = ["no-such-program"]', "the job's command begins with no-such-program, which is not a program on "),
+        ('command = ["true"]\ndirectory = "/no/folder"', "the job's folder /no/folder cannot be entered: No such file"),
+        ('command = ["true"]', ""),
+    ],
+)
+def test_what_a_job_would_miss_on_a_testbed_is_said_before_it_is_built(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: str, why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of(tmp_path, f'[sweep]\nloads = [0]\n[[models]]\nname = "mine"\nparameters = 1\n{model}\n')
+    problems = local_job_problems(plan)
+    assert len(problems) == bool(why)
+    if why:
+        assert problems[0].startswith(f"model mine: {why}")
+        assert main(["sweep", "plan.toml", "-o", "run"]) == 2
+        assert problems[0] in capsys.readouterr().err
+        assert not Path("run").exists()
 
 
 def test_ports_are_those_of_the_plan(tmp_path: Path) -> None:

@@ -58,20 +58,24 @@ def collector_class(name: str) -> type[Collector]:
     return _checked(plug_ins.load(plug_ins.COLLECTORS, name), name)
 
 
-def is_found(module: str) -> bool:
-    """Return True if there is a module, in the working directory or elsewhere; from now on Python finds it there.
+def check_module(module: str) -> None:
+    """Check that there is a module, in the working directory or elsewhere; from now on Python finds it there.
 
     It is not imported: that is the agent's to do, whose own working directory is another one.
+
+    Raises:
+        UsageError: there is no such module.
     """
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
-    return importlib.util.find_spec(module.partition(".")[0]) is not None
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        raise UsageError(f"there is no module {module} in this folder, or where Python finds modules")
 
 
 def _from_module(name: str) -> Any:
     """Import ``module:Class``."""
     module, _, class_name = name.partition(":")
-    is_found(module)
+    check_module(module)
     try:
         return getattr(importlib.import_module(module), class_name)
     except AttributeError:
@@ -87,15 +91,13 @@ def _checked(found: Any, name: str) -> type[Collector]:
     lacking = [method for method in ("check", "start", "sample", "stop") if not callable(getattr(found, method, None))]
     lacking += sorted(getattr(found, "__abstractmethods__", ()))
     if not isinstance(found, type) or lacking:
-        raise UsageError(f"{name} is not a collector: it has no {' and no '.join(lacking) or 'class'}")
+        raise UsageError(f"it is not a collector: it has no {' and no '.join(lacking) or 'class'}")
     own = getattr(found, "name", None)
     if not (isinstance(own, str) and _NAME.fullmatch(own)):
-        raise UsageError(
-            f"{name} has the name {own!r}: a collector's name consists of lowercase letters, digits, - and _"
-        )
+        raise UsageError(f"its name is {own!r}: a collector's name consists of lowercase letters, digits, - and _")
     if own in RESERVED or (":" not in name and own != name):
         taken = "which ringtap uses itself" if own in RESERVED else f"but its entry point is {name!r}"
-        raise UsageError(f"the collector {name} has the name {own!r}, {taken}: rename it")
+        raise UsageError(f"its name is {own!r}, {taken}: rename it")
     return found
 
 

@@ -29,7 +29,7 @@ from ringtap.agents.doctor.node_checks import on_alliance
 from ringtap.collectors.collector_interface import Check, Context
 from ringtap.collectors.process_facts import user_name
 from ringtap.collectors.registry import ORDER, collector_class
-from ringtap.core.errors import RingtapError
+from ringtap.core.errors import RingtapError, UsageError
 from ringtap.core.installation import install_command
 from ringtap.core.parent_death import die_with_parent
 from ringtap.core.run_directory_schema import CROSS_PORTS
@@ -213,6 +213,8 @@ def _collector_check(name: str, runs: Path) -> Callable[[], dict[str, Check]]:
                     name: Check("unavailable", f"this version of ringtap has no {name} collector", "upgrade ringtap")
                 }
             return {name: Check("unavailable", f"a package is missing: {error}", doctor_node.install_hint(package))}
+        except UsageError as error:
+            return {name: Check("failed", str(error))}
         return {name: collector.check()}
 
     return work

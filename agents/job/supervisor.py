@@ -221,9 +221,9 @@ def _finish(
         pass
     answer = client.finish(ended, FINISH_S, lambda: bool(foreground_command.ENDING & signal.sigpending()))
     if location.created:
-        conclude(location.run, code, relay.ended_by, client.why or answer.get("why", ""), cause)
-        if answer.get("why"):
-            tell(f"ringtap: the recording is partial: {answer['why']}")
+        missing = conclude(location.run, code, relay.ended_by, client.why or answer.get("why", ""), cause)
+        if untold := "; ".join(why for why in missing if why != client.why):
+            tell(f"ringtap: the recording is partial: {untold}")
         for what in missing_steps(location.run):
             tell(f"ringtap: {what}")
     if view:

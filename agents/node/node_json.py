@@ -189,27 +189,36 @@ def job_end(code: int, ended_by: int | None, cause: str = "") -> tuple[Status, s
     return "failed", f"the job ended with {exit_words(code)}{shown}"
 
 
-def conclude(run: RunDirectory, code: int, ended_by: int | None, recording_why: str, cause: str = "") -> None:
-    """Write the end of the run: the job's end, that of its other ranks, and the missing parts of the recording."""
+def conclude(run: RunDirectory, code: int, ended_by: int | None, recording_why: str, cause: str = "") -> list[str]:
+    """Write the end of the run: the job's end, that of its other ranks, and the missing parts of the recording.
+
+    Returns:
+        Why parts of the recording are missing.
+    """
     status, why = job_end(code, ended_by, cause)
     nodes = node_items(run)
     if status == "complete":
         status, why = failed_job(nodes)
     reasons = {recording_why} | {str(item.get("why")) for item in nodes.values() if item.get("status") == "partial"}
     reasons |= {missing_ranks(ranks_of_groups(run.path)), *_named_but_missing(run, nodes)}
-    missing = "; ".join(sorted(filter(None, reasons)))
+    missing = sorted(filter(None, reasons))
     if missing and status == "complete":
         status = "partial"
     run.info["not_collected"] = not_collected(nodes)
     with contextlib.suppress(OSError):
-        run.finish(status, "; ".join(filter(None, [why, missing])))
+        run.finish(status, "; ".join(filter(None, [why, *missing])))
+    return missing
 
 
 def _named_but_missing(run: RunDirectory, nodes: Mapping[str, dict[str, Any]]) -> list[str]:
     """Say which collectors the user asked for by name and did not get; of a group, each machine records what it has."""
     named = (run.info.get("settings") or {}).get("named") or []
-    entries = [(name, (item.get("collectors") or {}).get(name) or {}) for item in nodes.values() for name in named]
-    return [f"{name}: {entry.get('reason')}" for name, entry in entries if entry.get("state") == "unavailable"]
+    return [
+        f"{name}: {entry.get('reason')}"
+        for item in nodes.values()
+        for name, entry in (item.get("collectors") or {}).items()
+        if entry.get("class", name) in named and entry.get("state") == "unavailable"
+    ]
 
 
 def node_items(run: RunDirectory) -> dict[str, dict[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ringtap.core.errors import UsageError
-from ringtap.core.run_directory_schema import EVERY_S
+from ringtap.core.run_directory_schema import EVERY, EVERY_S
 from ringtap.core.units import format_duration, format_size, parse_duration_s, parse_size_bytes
 
 # Recorded in the job's own processes, by the hook
@@ -104,13 +104,15 @@ def _module_class(text: str) -> str:
     Raises:
         UsageError: it is not of this form, or there is no such module.
     """
-    from ringtap.collectors.registry import is_found
+    from ringtap.collectors.registry import check_module
 
     module, _, name = text.partition(":")
     if not (all(part.isidentifier() for part in module.split(".")) and name.isidentifier()):
         raise UsageError(f"--collect {text}: a collector of your own is named MODULE:CLASS, for example mine:Pressure")
-    if not is_found(module):
-        raise UsageError(f"--collect {text}: there is no module {module} in this folder, or where Python finds modules")
+    try:
+        check_module(module)
+    except UsageError as error:
+        raise UsageError(f"--collect {text}: {error}") from error
     return text
 
 
@@ -121,7 +123,7 @@ def parse_settings(
 
     Args:
         collect: the value of ``--collect``.
-        every: the value of ``--every``: a period, then ``,COLLECTOR=PERIOD`` for each collector with its own.
+        every: the value of ``--every``: a period, and ``COLLECTOR=PERIOD`` for each collector with its own.
         packets: options of the packet collector by name; None if not given.
         disk_limit: the value of ``--disk-limit``; None if not given.
 
@@ -129,6 +131,8 @@ def parse_settings(
         UsageError: a value is not valid.
     """
     first, *overrides = every.split(",")
+    if "=" in first:
+        first, overrides = EVERY, [first, *overrides]
     every_s = _period_s(first)
     collectors, recorders = parse_collect(collect)
     options: dict[str, dict[str, str]] = {}

@@ -171,6 +171,7 @@ class Recorders:
         self._entries: list[Entry] = []
         self._added: list[Entry] = []  # of plug-ins
         self._missing: dict[str, dict[str, Any]] = {}
+        self._given: dict[str, str] = {}  # by the collector's name, the one that --collect gave
         self._threads: list[Sampler] = []
         self._added_threads: list[Sampler] = []
         self._clock: Any = None
@@ -187,12 +188,13 @@ class Recorders:
                 context = Context(folder, every_s, self._pids, options, self._settings.disk_limit_bytes)
                 collector = collector_class(name)(context)
                 (self._entries if name in ORDER else self._added).append(Entry(collector.name, collector, self._say))
+                self._given[collector.name] = name
             except ImportError as error:
                 reason = f"a package is missing: {error.name or error}"
                 self._missing[name] = {"state": "unavailable", "reason": reason, "remedy": f"install {error.name}"}
             except (Exception, SystemExit) as error:
-                reason = error_message(error) if isinstance(error, Exception) else f"it ended with exit code {error}"
-                self._missing[name] = {"state": "failed", "reason": reason, "remedy": ""}
+                why = error_message(error) if isinstance(error, Exception) else f"it ended with exit code {error}"
+                self._missing[name] = {"state": "failed", "reason": f"could not be made: {why}", "remedy": ""}
                 self._say(f"the {name} collector could not be made: {traceback.format_exc()}")
         for label, slow in (("fast", False), ("slow", True)):
             entries = [entry for entry in self._entries if entry.slow is slow]
@@ -222,7 +224,10 @@ class Recorders:
 
     def facts(self) -> dict[str, dict[str, Any]]:
         """The collectors' entries for node.json."""
-        found = self._missing | {entry.name: dict(entry.facts) for entry in (*self._entries, *self._added)}
+        found = self._missing | {
+            entry.name: entry.facts | ({} if (given := self._given[entry.name]) == entry.name else {"class": given})
+            for entry in (*self._entries, *self._added)
+        }
         order = [name for name in self._settings.collectors if name in found]
         entries = {name: found[name] for name in dict.fromkeys((*order, *found))}
         return entries | ({"clock": self._clock_facts} if self._clock_facts else {})

@@ -233,6 +233,7 @@ _COLLECTOR = {
     "reason?": _WORDS,
     "remedy?": _WORDS,
     "missed_samples?": (COUNT, None),
+    "class?": str,
     "every_s?": (Number(0, 1e9), None),
 }
 NODE: Shape = {

@@ -156,6 +156,21 @@ def test_a_collector_of_a_module_needs_no_package(package, tmp_path):
     assert [check["state"] for check in found["checks"] if check["name"] == "own:Pressure"] == ["ok"]
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("onw:Own", "there is no module onw in this folder, or where Python finds modules"),
+        ("own:Onw", "the module own has no 'Onw': give MODULE:CLASS of a collector"),
+        ("own:Own", "its name is 'My Own': a collector's name consists of lowercase letters, digits, - and _"),
+    ],
+)
+def test_the_doctor_says_what_is_wrong_with_a_collector_of_a_module(tmp_path, name, reason):
+    (tmp_path / "own.py").write_text(own("return [1]", "My Own"))
+    found = json.loads(run(tmp_path, "doctor", "--json", "--collector", name).stdout)
+    (check,) = (check for check in found["checks"] if check["name"] == name)
+    assert (check["state"], check["reason"], check["remedy"]) == ("failed", reason, "")
+
+
 def test_the_installed_command_finds_a_module_in_the_working_directory(package, tmp_path):
     """Its own folder comes first in Python's path, not the working directory."""
     (tmp_path / "own.py").write_text((package / "site" / "pressure.py").read_text())
@@ -185,8 +200,11 @@ BROKEN = {
     "has a wrong kind": (own("return [1]").replace("'gauge'", "'guage'"), "must be a counter or a gauge"),
     "returns nothing": (own("pass"), "read() returned None, not a list of numbers"),
     "fails without a text": (own("raise OSError"), "it cannot be read: OSError"),
-    "is not there": ("", "has no 'Own'"),
-    "takes another's name": (own("return [1]", "nic"), "has the name 'nic', which ringtap uses itself"),
+    "is not there": ("", "could not be made: the module broken has no 'Own'"),
+    "takes another's name": (
+        own("return [1]", "nic"),
+        "could not be made: its name is 'nic', which ringtap uses itself",
+    ),
     "fails its check": (own("raise OSError(5, 'broken')"), "broken"),
     "returns too few": (own("return []"), "0 numbers"),
     "returns no number": (own("return [float('nan')]"), "nan for a"),
@@ -210,6 +228,8 @@ def test_a_broken_collector_leaves_the_job_and_the_others_alone(name, tmp_path):
     assert states.loc[key, "state"] in ("failed", "unavailable")
     assert says in states.loc[key, "reason"]
     assert not states.loc[key, "reason"].startswith("UsageError")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "partial"
+    assert re.search(f"the recording is partial: .*{re.escape(says)}", done.stderr)
     assert len(job.iterations) == 19
     assert len(job.table("nic")) > 20
 

@@ -219,6 +219,12 @@ def test_a_collector_may_have_a_period_of_its_own(tmp_path: Path) -> None:
     assert (facts["nic"]["every_s"], facts["host"]["every_s"]) == (0.05, 2.0)
 
 
+@pytest.mark.parametrize("every", ["100ms,host=2s", "host=2s"])
+def test_a_collector_has_a_period_of_its_own_without_one_for_the_others(every: str) -> None:
+    settings = parse_settings("nic,host", every, {})
+    assert (settings.every_s, settings.options) == (0.1, {"host": {"every": "2s"}})
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

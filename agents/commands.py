@@ -98,7 +98,8 @@ def _register_sweep(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, metavar="DIR", help="run directory to make (default: runs/<UTC>-<name>-<hex>)"
     )
     add_access(parser)
-    parser.add_argument(
+    without_measuring = parser.add_mutually_exclusive_group()
+    without_measuring.add_argument(
         "--dry-run", action="store_true", help="print the points and the time they will take; measure nothing"
     )
     parser.add_argument("--resume", action="store_true", help="resume the interrupted sweep in DIR, if there is one")
@@ -116,7 +117,7 @@ def _register_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report", action="store_true", help="write DIR/report/report.html anew after each point, and at the end"
     )
-    parser.add_argument(
+    without_measuring.add_argument(
         "--clean",
         action="store_true",
         help="remove the folders that ended sweeps left on the plan's hosts; measure nothing",

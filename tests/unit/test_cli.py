@@ -89,6 +89,10 @@ def test_help_of_a_command_is_its_own_help(capsys: pytest.CaptureFixture[str]) -
         ),
         ("analyze x --force", "there is no option --force (see ringtap analyze --help)"),
         ("traffic send --xyz=1 x", "there is no option --xyz (see ringtap traffic send --help)"),
+        (
+            "sweep plan.toml --clean --dry-run",
+            "argument --dry-run: not allowed with argument --clean (see ringtap sweep --help)",
+        ),
         ("analyze x y", "'y' is one argument too many (see ringtap analyze --help)"),
         (
             "traffic plan --kind brust",

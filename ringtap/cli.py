@@ -262,7 +262,13 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse the arguments; an option of an earlier version is refused with its name of today."""
+        """Parse the arguments; an option of an earlier version, or with its value before the command, is refused."""
+        actions = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        commands = actions[0].choices if actions else {}
+        before = list(itertools.takewhile(lambda argument: argument not in commands, args or ()))
+        is_option = before[:1] and before[0].startswith("-") and before[0] not in self._option_string_actions
+        if is_option and not before[-1].startswith("-") and len(before) < len(args or ()):
+            commands[args[len(before)]].error(f"{before[0]} comes after the command")
         renamed = _RENAMED_OPTIONS.get(self.prog.partition(" ")[2].partition(" ")[0], {})
         for argument in itertools.takewhile(lambda argument: argument != "--", args or ()):
             name = argument.partition("=")[0]

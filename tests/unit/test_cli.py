@@ -82,6 +82,8 @@ def test_help_of_a_command_is_its_own_help(capsys: pytest.CaptureFixture[str]) -
         ("testbed up --rate 1gbit", "there is no option --rate: it is --capacity now (see ringtap testbed up --help)"),
         ("analyze x --rate 1", "there is no option --rate (see ringtap analyze --help)"),
         ("--json analyze x", "--json comes after the command (see ringtap analyze --help)"),
+        ("-o runs/x sweep vt.toml", "-o comes after the command (see ringtap sweep --help)"),
+        ("traffic --bind 127.0.0.1:5001 serve", "--bind comes after the command (see ringtap traffic serve --help)"),
         ("start x", "there is no command 'start': did you mean 'run'? (see ringtap --help)"),
         (
             "record -- python3 train.py",

@@ -470,6 +470,8 @@ def _open(plan: SweepPlan, path: Path, resume: bool, access: str, say: Callable[
     if not resume or not (path / RUN_JSON).exists():
         return RunDirectory.create(path, "sweep", sys.argv, plan.seed, access=access, plan=resolved(plan))
     run = RunDirectory.open(path)
+    if run.info.get("kind") != "sweep":
+        raise UsageError(f"{path} is no sweep: name another folder")
     before, now = run.info.get("plan") or {}, resolved(plan)
     points, shared = read_points(path / POINTS_JSONL)[0], read_json_lines(path / SHARED_JSONL, SHARED)[0]
     changes = plan_changes(before, now, points, shared)

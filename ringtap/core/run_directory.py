@@ -246,8 +246,8 @@ class RunDirectory:
             **extra: further facts for run.json.
 
         Raises:
-            TakenError: the folder holds a run, or is not empty.
-            UsageError: a shared folder holds something else.
+            TakenError: the folder holds a run.
+            UsageError: it holds something else, or is a file.
             UnwritableError: it cannot be written.
         """
         info = {
@@ -265,7 +265,7 @@ class RunDirectory:
             # another process of the job may be about to make it: its temporary file does not count
             found = {entry.name for entry in path.iterdir()}
             strangers = {name for name in found if not (is_shared and name.startswith(f".{RUN_JSON}."))}
-            if (strangers and not is_shared) or RUN_JSON in found:
+            if RUN_JSON in found:
                 more = ", or resume with --resume if it is a sweep" if kind == "sweep" else ""
                 raise TakenError(f"{path} is not empty: name another folder{more}")
             if strangers:
@@ -273,7 +273,8 @@ class RunDirectory:
             if not _write_new(path / RUN_JSON, _json(info)):
                 raise TakenError(f"{path} holds a run already: name another folder")
         except (FileExistsError, NotADirectoryError) as error:
-            raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+            file = next(one for one in (path, *path.parents) if os.path.lexists(one))
+            raise UsageError(f"{file} is a file: name a folder") from error
         except OSError as error:
             with contextlib.suppress(OSError):
                 for folder in made:  # leave no empty folders behind

@@ -50,7 +50,7 @@ def test_an_unwritable_folder_is_refused() -> None:
 
 def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(UsageError, match="file is a file: name a folder"):
         RunDirectory.create(tmp_path / "file" / "run", "job", [], seed=0)
 
 

@@ -220,6 +220,36 @@ def test_what_a_job_would_miss_on_a_testbed_is_said_before_it_is_built(
         assert not Path("run").exists()
 
 
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+@pytest.mark.parametrize(
+    ("output", "why"),
+    [
+        ("other", "other is not empty, and no run directory: name another folder"),
+        ("file", "file is a file: name a folder"),
+        ("file/below", "file is a file: name a folder"),
+        ("job", "job is no sweep: name another folder"),
+    ],
+)
+def test_a_folder_that_is_no_sweep_is_not_measured_into(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    resume: list[str],
+    output: str,
+    why: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan_of(tmp_path, '[sweep]\nloads = [0]\n[[models]]\nname = "mine"\nparameters = 1\ncommand = ["true"]\n')
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "x").touch()
+    (tmp_path / "file").touch()
+    RunDirectory.create(tmp_path / "job", "job", [], 0)
+    assert main(["sweep", "plan.toml", "-o", output, *resume]) == 2
+    if output == "job" and not resume:
+        why = "job is not empty: name another folder, or resume with --resume if it is a sweep"
+    assert capsys.readouterr().err.splitlines()[-1] == f"ringtap: {why}"
+
+
 def test_ports_are_those_of_the_plan(tmp_path: Path) -> None:
     first = free_port("127.0.0.1", 4)
     assert first <= free_port("127.0.0.1", 2, (first, first + 3)) <= first + 2

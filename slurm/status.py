@@ -10,7 +10,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,7 @@ class Standing:
         nodes: nodes of a wrapped command's run.
         series: series of a sweep.
         not_asked: reason that Slurm could not be asked; empty if it was asked, or if the files say how the run ended.
+        plan: plan of a sweep, quoted for a shell.
     """
 
     run: str
@@ -121,6 +122,7 @@ class Standing:
     nodes: tuple[NodeStanding, ...] = ()
     series: tuple[SeriesStanding, ...] = ()
     not_asked: str = ""
+    plan: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the status as plain data."""
@@ -134,9 +136,10 @@ def standing(run: RunDirectory) -> Standing:
         UsageError: its files are damaged.
     """
     if not SubmitPaths(run.path).request.is_file():
-        return _own_standing(run) if run.info.get("kind") == "sweep" else _recorded_standing(run)
+        is_sweep = run.info.get("kind") == "sweep"
+        return replace(_own_standing(run), plan=run.plan_word) if is_sweep else _recorded_standing(run)
     if run.info.get("kind") == "sweep":
-        return sweep_standing(run, read_parts(run))
+        return replace(sweep_standing(run, read_parts(run)), plan=run.plan_word)
     return _command_standing(run)
 
 
@@ -409,9 +412,9 @@ def next_steps(found: Standing) -> list[str]:
         return _next_of_job(found) if found.status in FINAL else []
     if not SubmitPaths(Path(found.run)).request.is_file():  # ringtap sweep measures it, and not a job of Slurm
         if found.status in ("partial", "failed"):
-            return [f"To measure what is missing: ringtap sweep PLAN.toml -o {run} --resume"]
+            return [f"To measure what is missing: ringtap sweep {found.plan} -o {run} --resume"]
         return [f"Next: ringtap report {run}"] if found.status == "complete" else []
-    again = [f"To measure what is missing: ringtap submit PLAN.toml -o {run}"]
+    again = [f"To measure what is missing: ringtap submit {found.plan} -o {run}"]
     stopped = any(item.status == "stopped" for item in found.series)
     return [*(again if stopped else []), f"Next: ringtap merge {run}"]
 

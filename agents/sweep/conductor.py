@@ -497,9 +497,8 @@ def count_points(path: Path) -> int:
 @contextmanager
 def _kept(run: RunDirectory, say: Callable[[str], None]) -> Iterator[None]:
     """Record in run.json how the measurement within the block ends."""
-    advice = (
-        f"Kept what was measured in {run.path}. To resume: ringtap sweep PLAN.toml -o {shell_word(run.path)} --resume"
-    )
+    again = f"ringtap sweep {run.plan_word} -o {shell_word(run.path)} --resume"
+    advice = f"Kept what was measured in {run.path}. To resume: {again}"
     try:
         yield
     except KeyboardInterrupt:

@@ -17,7 +17,7 @@ from ringtap.core.errors import UsageError, did_you_mean, file_errors
 from ringtap.core.json_validation import NS, NewerFormatError, Shape, ShapeError, check, load_json
 from ringtap.core.run_directory_schema import NIC_REC, NODE, POINT, RUN, RUN_JSON, SCHEMA, columns_of
 from ringtap.core.secret_masking import mask_words
-from ringtap.core.terminal_escaping import readable
+from ringtap.core.terminal_escaping import readable, shell_word
 from ringtap.core.untrusted_files import make_folder, new_file_beside, read_whole, replace_file
 
 ACCESS = {"private": 0o700, "group": 0o750, "all": 0o755}
@@ -332,6 +332,12 @@ class RunDirectory:
             except OSError as error:
                 raise UnwritableError(f"{path} cannot be written: {error.strerror}") from error
         return run, created
+
+    @property
+    def plan_word(self) -> str:
+        """The plan that the command line of a sweep names, quoted for a shell; PLAN.toml if it names none."""
+        plans = (word for word in self.info.get("argv") or () if Path(word).suffix == ".toml")
+        return shell_word(next(plans, "PLAN.toml"))
 
     def _check_joinable(self, key: str, job: str) -> None:
         """Check that a process of another launch, or of one without a key, may take part in this run.

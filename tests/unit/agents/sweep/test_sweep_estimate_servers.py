@@ -472,7 +472,8 @@ def measured(step: int) -> str:
 
 
 def test_the_status_of_a_sweep_that_was_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = RunDirectory.create(tmp_path / "run", "sweep", [], 0, plan=resolved(plan_of(tmp_path)))
+    argv = ["ringtap", "sweep", "my plan.toml", "-o", "run"]
+    run = RunDirectory.create(tmp_path / "run", "sweep", argv, 0, plan=resolved(plan_of(tmp_path)))
     (run.path / "points.jsonl").write_text(measured(0))
     RunDirectory.create(run.path / "series" / "mine-iperf-1", "job", [], 0)
     with (run.path / "sweep.lock").open("wb") as lock:
@@ -484,12 +485,12 @@ def test_the_status_of_a_sweep_that_was_killed(tmp_path: Path, capsys: pytest.Ca
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{run.path}: partial: 1 of 2 points; it was ended before it could say so"
     assert lines[1] == "    0 mine-iperf  1 of 2 points, stopped"
-    assert lines[2] == f"To measure what is missing: ringtap sweep PLAN.toml -o {run.path} --resume"
+    assert lines[2] == f"To measure what is missing: ringtap sweep 'my plan.toml' -o {run.path} --resume"
     run.finish("complete")  # as after --series of another series
     assert main(["status", str(run.path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{run.path}: partial: 1 of 2 points; the last sweep into it was of one series alone"
-    assert lines[2] == f"To measure what is missing: ringtap sweep PLAN.toml -o {run.path} --resume"
+    assert lines[2] == f"To measure what is missing: ringtap sweep 'my plan.toml' -o {run.path} --resume"
     (run.path / "points.jsonl").write_text(measured(0) + measured(1))
     assert main(["status", str(run.path), "--json"]) == 0
     item = json.loads(capsys.readouterr().out)

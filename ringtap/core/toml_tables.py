@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ringtap.core.errors import UsageError
+from ringtap.core.units import parse_duration_s, parse_size_bytes
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -19,6 +21,11 @@ else:
     import tomli as tomllib
 
 MAX_CHARACTERS = 2**24
+_RATE = 'rate such as "25gbit"'
+_QUANTITIES: dict[Callable[..., float], str] = {
+    parse_size_bytes: 'size such as "400kB"',
+    parse_duration_s: 'time such as "6s"',
+}
 
 
 class TomlTable:
@@ -89,7 +96,12 @@ class TomlTable:
 
     def texts(self, key: str, default: Any) -> tuple[str, ...]:
         """Return a list of strings."""
-        rule = "a list of texts"
+        value = self._items.get(key)
+        rule = (
+            f"a list of texts: write {json.dumps(value.split())}"
+            if value and isinstance(value, str)
+            else "a list of texts"
+        )
         return tuple(self.take(key, list, default, lambda value: all(isinstance(one, str) for one in value), rule))
 
     def variables(self, key: str, refused: Collection[str]) -> dict[str, str]:
@@ -116,6 +128,8 @@ class TomlTable:
         if self._path is None and isinstance(number, (int, float)) and not isinstance(number, bool):
             rule = "a number of 0 or more"
             return float(self.take(key, (int, float), default, lambda value: math.isfinite(value) and value >= 0, rule))
+        if number is not None and not isinstance(number, str):
+            self.fail(key, f"= {number!r} is not a text: write a {_QUANTITIES.get(parse, _RATE)}")
         text = self.text(key, default)
         try:
             return parse(text)
@@ -179,13 +193,16 @@ class PlanTables:
         try:
             self._root: dict[str, Any] = tomllib.loads(text) if isinstance(source, Path) else _plain(source)
         except (ValueError, RecursionError) as error:  # also of very long numbers and deep arrays
-            raise UsageError(f"{source} is not TOML: {error}") from error
+            twice = re.match(r"Cannot declare \('(\w+)',\) twice", str(error))
+            how = f"; write [[{twice[1]}]] before each" if twice and twice[1] in repeated else ""
+            raise UsageError(f"{source} is not TOML: {error}{how}") from error
         self._lines = text.splitlines() or [""]
         known = sorted(single | repeated)
         for key, value in self._root.items():
             if key not in known:
-                near = difflib.get_close_matches(key, known, 1)
-                hint = f"did you mean [{near[0]}]?" if near else f"known: {', '.join(known)}"
+                near = next(iter(difflib.get_close_matches(key, known, 1)), "")
+                hint = f"did you mean {f'[[{near}]]' if near in repeated else f'[{near}]'}?"
+                hint = hint if near else f"known: {', '.join(known)}"
                 raise UsageError(f"{self._at(key)}: [{key}] is not a known table; {hint}")
             if key in single and not isinstance(value, dict):
                 how = f"write [{key}] before its keys" if self._path else "give a dict"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
+
+from ringtap.core.errors import did_you_mean
 
 # by transport: variables of NCCL, whose network is forced so that a job without RDMA fails instead of falling back
 VARIABLES: dict[str, dict[str, str]] = {
@@ -28,9 +29,8 @@ def label_problem(label: str) -> str:
     """Return the reason that a label does not name a transport; empty if it does."""
     if _LABEL.fullmatch(label) and len(label) <= 40:
         return ""
-    near = difflib.get_close_matches(carrier_of(label), VARIABLES, 1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return f"is not a transport; {hint}Give tcp or rdma, or a label that begins with one, such as tcp-small-window"
+    hint = did_you_mean(carrier_of(label), VARIABLES)
+    return f"is not a transport: {hint}give tcp or rdma, or a label that begins with one, such as tcp-small-window"
 
 
 def contradiction(label: str, environment: Mapping[str, str]) -> str:

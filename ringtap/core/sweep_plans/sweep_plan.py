@@ -39,7 +39,7 @@ from ringtap.core.sweep_plans.training_jobs import SCALE_MODEL, Model, read_mode
 from ringtap.core.testbed_options import LIMITS, TOPOLOGY_OF, LinkOptions
 from ringtap.core.toml_tables import PlanTables, TomlTable
 from ringtap.core.transports import contradiction, is_rdma
-from ringtap.core.units import parse_duration_s, parse_load, parse_rate_bps, parse_size_bytes
+from ringtap.core.units import format_rate, is_share, parse_duration_s, parse_load, parse_rate_bps, parse_size_bytes
 
 CUSTOM = "custom"  # configuration of a testbed that names its hosts and roles
 THESIS_HOSTS = ("S0", "S1", "S2", "S3")  # of the configurations of the thesis, A and B
@@ -553,7 +553,12 @@ def _loads(sweep: TomlTable, capacity_bps: float, most: float) -> tuple[float, .
     shares = _shares(sweep, "loads", loads, capacity_bps)
     for load, share in zip(loads, shares, strict=True):
         if not 0 <= share < 1:
-            sweep.fail("loads", f"holds {load}: a load is a share of the capacity, from 0 to below 1")
+            why = "a load is a share of the capacity, from 0 to below 1"
+            if isinstance(load, str) and not is_share(load):
+                why = f"a load is below the capacity, which is {format_rate(capacity_bps)}"
+            elif not isinstance(load, str) and 1 < load < 100:
+                why += f'; did you mean {load / 100:g} or "{load:g}%"?'
+            sweep.fail("loads", f"holds {load}: {why}")
     return shares
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ringtap.core.errors import did_you_mean
 from ringtap.core.ethernet import payload_share
 from ringtap.core.sweep_plans.cluster_hosts import OWN_VARIABLES
 from ringtap.core.sweep_plans.collective_algorithms import Collectives
@@ -122,9 +123,8 @@ def read_model(table: TomlTable, scale: float, collectives: Collectives, key: st
     job = table.text("job", COMMAND if command else SCALE_MODEL, (SCALE_MODEL, REAL))
     _check_job(table, job, scale, name)
     if profile is None and not command and not table.has("compute"):
-        near = difflib.get_close_matches(name, PROFILES, 1)
-        hint = f"did you mean {near[0]}?" if near else f"profiles: {', '.join(PROFILES)}"
-        table.fail(key, f"= {name!r} is not a profile; {hint} Or give parameters and compute, or a command")
+        hint = did_you_mean(name, PROFILES) or f"take one of {', '.join(PROFILES)}, or "
+        table.fail(key, f"= {name!r} is not a profile: {hint}give parameters and compute, or a command")
     own: Any = ... if profile is None else None
     layers = table.integer("layers", 0, 1, 10_000) or None
     if layers is None and not command:

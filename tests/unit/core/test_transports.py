@@ -51,9 +51,9 @@ def test_a_transport_implies_variables_that_a_plan_may_give() -> None:
 @pytest.mark.parametrize(
     ("models", "words"),
     [
-        (({"name": "resnet50", "transport": "rmda"},), "is not a transport; did you mean rdma?"),
-        (({"name": "resnet50", "transport": "cubic"},), "is not a transport; Give tcp or rdma, or a label that begins"),
-        (({"name": "resnet50", "transport": "TCP"},), "did you mean tcp?"),
+        (({"name": "resnet50", "transport": "rmda"},), "is not a transport: did you mean .rdma."),
+        (({"name": "resnet50", "transport": "cubic"},), "is not a transport: give tcp or rdma, or a label that begins"),
+        (({"name": "resnet50", "transport": "TCP"},), "did you mean .tcp.[?] give tcp or rdma"),
         (({"name": "resnet50", "transport": "tcp-a/b"},), "is not a transport"),
         (({"name": "resnet50", "transport": "rdma"},), "the scale model synchronises over gloo, which has TCP only"),
         ((OWN | {"transport": "rdma", "environment": {"NCCL_IB_DISABLE": 1}},), "NCCL_IB_DISABLE = '1' contradicts"),

@@ -139,7 +139,7 @@ def test_slurm_finds_addresses_by_their_interface_and_nodes_in_order(tmp_path: P
         ('"me@a.lab"', '"-oProxyCommand=x"', "line 14: .*an option to ssh"),
         ('workdir = "/scratch/me"', 'workdir = "scratch"', "line 25: .*not an absolute path"),
         (LAST, '[testbed]\nconfiguration = "A"\n[[models]]', "line 26: a plan has a \\[testbed\\] or a \\[cluster\\]"),
-        (LAST, "[[host]]\n[[models]]", "line 26: \\[host\\] is not a known table; did you mean \\[hosts\\]"),
+        (LAST, "[[host]]\n[[models]]", "line 26: \\[host\\] is not a known table; did you mean \\[\\[hosts\\]\\]"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, change: str, to: str, words: str) -> None:

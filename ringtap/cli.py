@@ -257,7 +257,7 @@ class Parser(argparse.ArgumentParser):
                 parser.error(f"{name} comes after the command")
             # all options begin alike, and one of another beginning is no near one
             bare = {known.lstrip("-"): known for known in parser._option_string_actions}
-            hint = did_you_mean(name.lstrip("-"), bare).rstrip().replace("'", "'--", 1)
+            hint = did_you_mean(name.lstrip("-"), bare, "--").rstrip()
             parser.error(f"there is no option {name}" + f": {hint}" * bool(hint))
         return options
 

@@ -19,7 +19,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     """Add the arguments of the verb."""
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.add_argument("--fit", required=True, metavar="FIT", help="output of ringtap fit -o, or a report.json")
-    parser.add_argument("--series", metavar="NAME", help="series of a report.json")
+    parser.add_argument("--series", metavar="NAME", help="series of a report.json (default: its only one)")
     question = parser.add_mutually_exclusive_group(required=True)
     question.add_argument(
         "--load", metavar="LOAD", help="cross traffic (18gbit, 0.7 or 70%%): predict the iteration time"

@@ -17,6 +17,7 @@ from ringtap.analysis.statistics.quantiles import LEVEL
 from ringtap.core.check_api_arguments import number
 from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import ShapeError, load_json
+from ringtap.core.run_directory_schema import REPORT_JSON
 
 _STEPS = 2000  # steps of the grid in ln(C/(C-BW)) for the search of intervals' ends
 _NEAREST = 20.0  # upper end of this grid: all but 2e-9 of the capacity
@@ -266,11 +267,14 @@ class Predictor:
 
 
 def read_fit(path: Path, series: str | None = None) -> Predictor:
-    """Read the output of ``ringtap fit -o``, or one series of a report.json.
+    """Read the output of ``ringtap fit -o``, or one series of a report.json, by default its only one.
 
     Raises:
         UsageError: the file cannot be read, is neither, or has no such series.
     """
+    if path.is_dir():
+        how = f"name {path / REPORT_JSON}, or the file that ringtap fit {path} -o FIT.json writes"
+        raise UsageError(f"{path} is a folder: {how}")
     try:
         item = load_json(path, {"series?": ([dict], str, None)})
     except OSError as error:
@@ -289,6 +293,8 @@ def read_fit(path: Path, series: str | None = None) -> Predictor:
 
 def _one_series(listed: Sequence[Any], wanted: str | None, path: Path) -> Any:
     known = {str(item["series"]): item for item in listed if isinstance(item, dict) and "series" in item}
+    if wanted is None and len(known) == 1:
+        (wanted,) = known
     if wanted not in known:
         problem = "name one with --series" if wanted is None else f"there is no {wanted!r}"
         raise UsageError(f"{path} holds the series {', '.join(known) or '(none)'}: {problem}")

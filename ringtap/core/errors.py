@@ -44,13 +44,19 @@ def file_errors(
         raise kind(f"{name} {failure}: {error.strerror}{remedy}") from error
 
 
-def did_you_mean(name: object, known: Iterable[object]) -> str:
-    """Return the question for the known name that is most like a wrong one, with a blank after it; empty if none is."""
+def did_you_mean(name: object, known: Iterable[object], before: str = "") -> str:
+    """Return the question for the known name that is most like a wrong one, with a blank after it; empty if none is.
+
+    Args:
+        name: the wrong name.
+        known: the known names.
+        before: what the question has before the known name, such as the folder of a file.
+    """
     import difflib  # takes 5 ms, which a program without mistakes need not spend
 
     spelled = {str(one).lower(): str(one) for one in known}
     near = difflib.get_close_matches(str(name).lower(), spelled, 1)
-    return f"did you mean {spelled[near[0]]!r}? " if near else ""
+    return f"did you mean {before + spelled[near[0]]!r}? " if near else ""
 
 
 def system_message(number: int) -> str:

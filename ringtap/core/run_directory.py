@@ -386,7 +386,8 @@ class RunDirectory:
         try:
             if not path.exists():
                 beside = [one.name for one in path.parent.glob("*") if (one / RUN_JSON).is_file()]
-                raise UsageError(f"there is no {path}: {did_you_mean(path.name, beside)}give a run directory")
+                hint = did_you_mean(path.name, beside, str(path).removesuffix(path.name))
+                raise UsageError(f"there is no {path}: {hint}give a run directory")
             if not (path / RUN_JSON).is_file():
                 raise UsageError(f"{path} is not a run directory: {_nearest_run(path)}")
             info = read_json(path / RUN_JSON)

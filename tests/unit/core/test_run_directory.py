@@ -74,6 +74,15 @@ def test_another_folder_is_no_run(tmp_path: Path) -> None:
         RunDirectory.open(tmp_path)
 
 
+def test_a_misspelled_path_is_answered_with_the_path_of_the_nearest_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    RunDirectory.create(Path("runs") / "small", "job", [], seed=0)
+    with pytest.raises(UsageError, match=r"there is no runs/smal: did you mean 'runs/small'\?"):
+        RunDirectory.open(Path("runs") / "smal")
+
+
 @pytest.mark.parametrize(("access", "mode"), [("private", 0o700), ("group", 0o750), ("all", 0o755)])
 def test_a_run_directory_is_its_owners_alone_unless_asked_otherwise(access: str, mode: int, tmp_path: Path) -> None:
     """A run within it, as a series of a sweep, is as open as it is; a folder that is there stays as it is."""

@@ -144,6 +144,8 @@ def test_a_series_of_a_report(capsys, tmp_path):
     path = tmp_path / "report.json"
     path.write_text(json.dumps({"series": series}))
     assert main(["predict", "--fit", str(path), "--series", "vgg16-burst", "--load", "18gbit"]) == 0
+    (tmp_path / "one.json").write_text(json.dumps({"series": series[:1]}))
+    assert main(["predict", "--fit", str(tmp_path / "one.json"), "--load", "18gbit"]) == 0
     for extra, says in (
         ([], "vgg16-burst, short: name one with --series"),
         (["--series", "vgg"], "there is no 'vgg'"),
@@ -157,6 +159,7 @@ def test_a_series_of_a_report(capsys, tmp_path):
     ("text", "options", "says"),
     [
         (None, ["--load", "18gbit"], "cannot be read"),
+        ("folder", ["--load", "18gbit"], "report/report.json, or the file that ringtap fit "),
         ("not json", ["--load", "18gbit"], "it is not JSON"),
         ("[1]", ["--load", "18gbit"], "not the JSON that ringtap fit writes"),
         ('{"capacity_gbps": 25}', ["--load", "18gbit"], "not the JSON that ringtap fit writes"),
@@ -171,8 +174,8 @@ def test_a_series_of_a_report(capsys, tmp_path):
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_sentence(capsys, tmp_path, kept, text, options, says):
-    path = tmp_path / "none.json" if text is None else kept
-    if text not in (None, "kept"):
+    path = {None: tmp_path / "none.json", "folder": tmp_path}.get(text, kept)
+    if text not in (None, "folder", "kept"):
         path.write_text(text)
     assert main(["predict", "--fit", str(path), *options]) == 2
     captured = capsys.readouterr()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ringtap.core.command_options import add_force, add_json
 from ringtap.core.errors import UsageError, file_errors
 from ringtap.core.installation import shipped_example
+from ringtap.core.run_directory_schema import POINTS_JSONL, REPORT_JSON
 from ringtap.core.terminal_escaping import shell_word
 from ringtap.core.units import counted, whole_number
 
@@ -51,6 +52,9 @@ def _of_table(path: Path, options: argparse.Namespace) -> tuple[float, Points]:
 
     if options.series is not None:
         raise UsageError(f"--series is for the run directory of a sweep: {path} is none")
+    run = path.resolve().parent.parent
+    if path.resolve().parent == (run / REPORT_JSON).parent and (run / POINTS_JSONL).is_file():
+        raise UsageError(f"{path} is the table of a report: ringtap fit {shell_word(run)} reads its sweep")
     points = read_points_csv(path, options.capacity, options.weights)
     return capacity_for(path, options.capacity), points
 

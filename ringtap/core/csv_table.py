@@ -9,7 +9,7 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringtap.core.errors import UsageError, file_errors
+from ringtap.core.errors import UsageError, file_errors, what_reads
 from ringtap.core.units import counted
 
 _OTHER_SEPARATORS = {";": "';'", "\t": "tabs"}
@@ -30,6 +30,8 @@ def read_csv(path: Path, needed: Sequence[str], max_bytes: int = -1) -> tuple[li
     with file_errors(path), path.open("rb") as file:
         data = file.read(max_bytes + 1 if max_bytes >= 0 else -1)
     what = f"is no table: give a CSV file with {', '.join(needed)}"
+    if path.suffix != ".csv" and (words := what_reads(path.name)):
+        raise UsageError(f"{path} {what}; {words}")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -44,6 +44,13 @@ def file_errors(
         raise kind(f"{name} {failure}: {error.strerror}{remedy}") from error
 
 
+_READERS = {
+    r"\.csv$": "ringtap fit reads tables of points",
+    r"\.toml$": "ringtap sweep measures plans",
+    r"\.pcap(ng)?(\.\w+)?$": "ringtap flows reads captures",
+}
+
+
 def did_you_mean(name: object, known: Iterable[object], before: str = "") -> str:
     """Return the question for the known name that is most like a wrong one, with a blank after it; empty if none is.
 
@@ -57,6 +64,11 @@ def did_you_mean(name: object, known: Iterable[object], before: str = "") -> str
     spelled = {str(one).lower(): str(one) for one in known}
     near = difflib.get_close_matches(str(name).lower(), spelled, 1)
     return f"did you mean {before + spelled[near[0]]!r}? " if near else ""
+
+
+def what_reads(file: str) -> str:
+    """Say which command reads a file, by its name; empty for other files."""
+    return next((words for name, words in _READERS.items() if re.search(name, file)), "")
 
 
 def system_message(number: int) -> str:

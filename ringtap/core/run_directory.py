@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import ringtap
 from ringtap.core.append_only_logs import RecordFile, open_records, read_json_lines
-from ringtap.core.errors import UsageError, did_you_mean, file_errors
+from ringtap.core.errors import UsageError, did_you_mean, file_errors, what_reads
 from ringtap.core.json_validation import NS, NewerFormatError, Shape, ShapeError, check, load_json
 from ringtap.core.run_directory_schema import NIC_REC, NODE, POINT, RUN, RUN_JSON, SCHEMA, columns_of
 from ringtap.core.secret_masking import mask_words
@@ -197,20 +197,13 @@ def process_age_ns(steps: RecordFile) -> int:
     return age_ns if type(age_ns) is int and 0 <= age_ns < _MAX_AGE_NS else 0
 
 
-_OTHER_FILES = {
-    r"\.csv$": "ringtap fit reads tables of points",
-    r"\.toml$": "ringtap sweep measures plans",
-    r"\.pcap(ng)?(\.\w+)?$": "ringtap flows reads captures",
-}
-
-
 def _nearest_run(path: Path) -> str:
     """Return why a path is not a run directory, and what to name: a run that holds it or is in it, or what reads it."""
     inside = sorted(one.parent for one in path.glob(f"*/{RUN_JSON}")) if path.is_dir() else []
     near = [*(one for one in path.parents if (one / RUN_JSON).is_file()), *inside[::-1]]
     if path.is_dir() or near:
         return "it has no run.json" + (f"; {near[0]} is one" if near else "")
-    return "; ".join(["it is a file", *(words for name, words in _OTHER_FILES.items() if re.search(name, path.name))])
+    return "; ".join(filter(None, ["it is a file", what_reads(path.name)]))
 
 
 class RunDirectory:

@@ -246,6 +246,17 @@ def test_no_capacity_is_assumed(capsys, points):
 def test_fit_of_files_that_cannot_be_read(capsys, tmp_path):
     assert "cannot be read" in one_line_error(capsys, ["fit", tmp_path / "none.csv"])
     assert "is not a run directory" in one_line_error(capsys, ["fit", tmp_path])
+    for name, words in (("plan.toml", "ringtap sweep measures plans"), ("x.pcap", "ringtap flows reads captures")):
+        (tmp_path / name).write_text("[sweep]\n")
+        for verb in ("fit", "report"):
+            said = one_line_error(capsys, [verb, tmp_path / name, *CAPACITY])
+            assert f"{name} is no table: give a CSV file with " in said
+            assert said.endswith(f"; {words}\n")
+    (tmp_path / "run" / "report").mkdir(parents=True)
+    (tmp_path / "run" / "points.jsonl").touch()
+    (tmp_path / "run" / "report" / "points.csv").touch()
+    said = one_line_error(capsys, ["fit", tmp_path / "run" / "report" / "points.csv", *CAPACITY])
+    assert said.endswith(f"is the table of a report: ringtap fit {tmp_path / 'run'} reads its sweep\n")
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x01")
     assert "UTF-8" in one_line_error(capsys, ["fit", tmp_path / "binary.csv"])
 

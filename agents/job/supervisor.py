@@ -73,6 +73,12 @@ def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def tell_missing(reasons: list[str], client: AgentClient) -> None:
+    """Tell why parts of a recording are missing, but for the agent's own end, which is told elsewhere."""
+    if untold := "; ".join(why for why in reasons if why != client.why):
+        tell(f"ringtap: the recording is partial: {untold}")
+
+
 def tell_disk_use(client: AgentClient) -> None:
     """Print the disk use of this node's recording, if it is known."""
     from ringtap.agents.node.disk_use import disk_words
@@ -222,8 +228,7 @@ def _finish(
     answer = client.finish(ended, FINISH_S, lambda: bool(foreground_command.ENDING & signal.sigpending()))
     if location.created:
         missing = conclude(location.run, code, relay.ended_by, client.why or answer.get("why", ""), cause)
-        if untold := "; ".join(why for why in missing if why != client.why):
-            tell(f"ringtap: the recording is partial: {untold}")
+        tell_missing(missing, client)
         for what in missing_steps(location.run):
             tell(f"ringtap: {what}")
     if view:

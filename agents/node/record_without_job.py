@@ -11,7 +11,7 @@ from ringtap.agents.job import foreground_command
 from ringtap.agents.job.agent_client import AgentClient
 from ringtap.agents.job.live_beside_job import LiveView
 from ringtap.agents.job.run_location import RunLocation
-from ringtap.agents.job.supervisor import FINISH_S, tell_disk_use
+from ringtap.agents.job.supervisor import FINISH_S, tell_disk_use, tell_missing
 from ringtap.agents.node.job_processes import start_time
 from ringtap.agents.node.node_json import conclude
 from ringtap.agents.node.recording_settings import RunSettings
@@ -73,7 +73,7 @@ def record(
         _wait(is_over, client, seconds)
     answer = client.finish({}, FINISH_S, lambda: bool(foreground_command.ENDING & signal.sigpending()))
     if location.created:
-        conclude(location.run, 0, None, client.why or answer.get("why", ""))
+        tell_missing(conclude(location.run, 0, None, client.why or answer.get("why", "")), client)
     if view:
         view.end(children)
     if client.why:

@@ -234,6 +234,13 @@ def test_a_broken_collector_leaves_the_job_and_the_others_alone(name, tmp_path):
     assert len(job.table("nic")) > 20
 
 
+def test_a_recording_without_a_job_says_what_it_lacks(tmp_path):
+    (tmp_path / "broken.py").write_text(own("raise OSError(5, 'broken')"))
+    done = run(tmp_path, "record", "--collect", "nic,broken:Own", "--duration", "300ms", "-o", "run")
+    assert done.returncode == 0, done.stderr
+    assert re.search("the recording is partial: .*own: .*broken", done.stderr)
+
+
 def test_a_collector_that_blocks_delays_neither_the_job_nor_the_others(tmp_path):
     text = own("return [__import__('time').sleep(0 if self.n < 4 else 60) or self.n]")
     (tmp_path / "blocks.py").write_text(text)

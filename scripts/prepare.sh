@@ -24,7 +24,7 @@ tests)
     tools="$tools prometheus:prometheus promtool:prometheus"
     tools="$tools slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge sshd:openssh-server ssh:openssh-client"
     # elsewhere it has another name or is a snap; without it, its test is skipped
-    ! grep -qs '^ID=debian' /etc/os-release || tools="$tools chromium:chromium"
+    ! grep -qs '^ID=debian' /etc/os-release || tools="$tools chromium:chromium firefox-esr:firefox-esr"
     ;;
 *)
     echo "prepare.sh FOLDER [checks | tests]; $part is neither" >&2

@@ -1,11 +1,13 @@
-"""A headless Chromium for tests, driven through a pipe by the DevTools protocol."""
+"""Headless browsers for tests: Chromium, through a pipe by the DevTools protocol, and Firefox, by Marionette."""
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import select
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -14,7 +16,9 @@ from types import TracebackType
 from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+FIREFOX = shutil.which("firefox-esr") or shutil.which("firefox")
 WAIT_S = 60.0
+_TALL = 15_000  # what is below the end of a frame is not drawn
 _OPTIONS = ("--headless", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--remote-debugging-pipe")
 
 
@@ -99,3 +103,82 @@ class Browser:
             assert time.monotonic() < deadline, f"{expression} is {found!r}"
             time.sleep(0.05)
         return found
+
+
+class Firefox:
+    """A Firefox with one tab, which Marionette drives on loopback.
+
+    Args:
+        profile: the folder to make for it.
+    """
+
+    def __init__(self, profile: Path) -> None:
+        assert FIREFOX
+        profile.mkdir()
+        (profile / "user.js").write_text('user_pref("marionette.port", 0);\n')
+        command = [FIREFOX, "--headless", "--no-remote", "--marionette", "--profile", str(profile)]
+        home = os.environ | {"HOME": str(profile)}
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=home)
+        self._number, self._rest = 0, b""
+        try:
+            deadline, port = time.monotonic() + WAIT_S, profile / "MarionetteActivePort"
+            while not (port.is_file() and port.read_text()):
+                assert time.monotonic() < deadline and self._process.poll() is None, "Firefox does not listen"
+                time.sleep(0.05)
+            self._socket = socket.create_connection(("127.0.0.1", int(port.read_text())), WAIT_S)
+            assert self._message()["marionetteProtocol"] == 3
+            self.call("NewSession")
+        except BaseException:
+            self._process.kill()
+            self._process.wait(WAIT_S)
+            raise
+
+    def __enter__(self) -> Firefox:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._socket.close()
+        self._process.terminate()
+        self._process.wait(WAIT_S)
+
+    def _message(self) -> Any:
+        while b":" not in self._rest:
+            self._receive()
+        length, _, self._rest = self._rest.partition(b":")
+        while len(self._rest) < int(length):
+            self._receive()
+        text, self._rest = self._rest[: int(length)], self._rest[int(length) :]
+        return json.loads(text)
+
+    def _receive(self) -> None:
+        more = self._socket.recv(1 << 20)
+        assert more, "Firefox ended"
+        self._rest += more
+
+    def call(self, command: str, **parameters: Any) -> Any:
+        """Call a command of WebDriver, and return its value."""
+        self._number += 1
+        data = json.dumps([0, self._number, f"WebDriver:{command}", parameters]).encode()
+        self._socket.sendall(b"%d:%s" % (len(data), data))
+        kind, number, error, result = self._message()
+        assert (kind, number, error) == (1, self._number, None), error
+        return result["value"] if isinstance(result, dict) and "value" in result else result
+
+    def open(self, page: Path, width: int) -> None:
+        """Show a page in a frame of this width, as a window of Firefox has a least one; what follows is about it."""
+        frame = page.with_name("frame.html")
+        frame.write_text(f'<iframe src="{page.name}" style="width:{width}px;height:{_TALL}px;border:0"></iframe>')
+        self.call("SwitchToFrame", id=None)
+        self.call("Navigate", url=frame.as_uri())
+        (found,) = self.call("FindElements", using="css selector", value="iframe")
+        self.call("SwitchToFrame", element=next(iter(found.values())))
+
+    def value(self, script: str) -> Any:
+        """Return what the body of a function returns in the page."""
+        return self.call("ExecuteScript", script=script, args=[])
+
+    def pictures(self, selector: str) -> list[bytes]:
+        """Return the elements of a CSS selector as PNG files."""
+        found = self.call("FindElements", using="css selector", value=selector)
+        shots = [self.call("TakeScreenshot", id=next(iter(one.values())), full=False, scroll=False) for one in found]
+        return [base64.b64decode(shot) for shot in shots]

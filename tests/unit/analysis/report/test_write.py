@@ -30,7 +30,7 @@ from ringtap.core.thesis_neural_networks import PROFILES
 from tests.gold.analysis_sweep import CURVES, LOADS_GBPS, edit_info, write_sweep
 from tests.gold.job_run import Truth, write_ddp_job
 from tests.gold.shared_jobs import sharing
-from tests.unit.browser import CHROMIUM, Browser
+from tests.unit.browser import CHROMIUM, FIREFOX, Browser, Firefox
 
 CAPACITY = ["--capacity", "25gbit"]
 pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
@@ -905,6 +905,11 @@ PLACES = """[...document.querySelectorAll("svg.figure")].map((svg) => {
   const {x, y, width, height} = svg.getBoundingClientRect();
   return [x + scrollX, y + scrollY, width, height];
 })"""
+# a sheet that is too narrow scrolls to the right, and to the left it cannot
+CUT = """[...document.querySelectorAll("svg.figure")].filter((svg) => {
+  const sheet = svg.closest(".sheet");
+  return svg.getBoundingClientRect().left + sheet.scrollLeft < sheet.getBoundingClientRect().left;
+}).map((svg) => svg.ariaLabel)"""
 MISALIGNED = """[...document.querySelectorAll("table")].flatMap((table) => {
   const heads = [...table.querySelectorAll("thead tr:last-child th")];
   return [...table.querySelectorAll("tbody tr")].flatMap((row) => [...row.cells].every((cell) => cell.colSpan === 1)
@@ -945,6 +950,7 @@ def test_every_figure_of_every_page_is_drawn_at_every_width(reported, tmp_path):
             assert browser.value("document.documentElement.scrollWidth") <= width
             assert min(browser.value(SMALLEST)) >= 10.99, (page, width)
             assert browser.value(MISALIGNED) == []
+            assert browser.value(CUT) == []
             for x, y, wide, high in browser.value(PLACES):
                 clip = {"x": x, "y": y, "width": min(wide, width - x), "height": high, "scale": 1}
                 shot = browser.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
@@ -953,3 +959,21 @@ def test_every_figure_of_every_page_is_drawn_at_every_width(reported, tmp_path):
                 tall, across = (round(share * one) for share, one in zip((0.75, 0.9), picture.shape[:2], strict=True))
                 inside = picture[round(0.15 * picture.shape[0]) : tall, round(0.25 * picture.shape[1]) : across]
                 assert (inside.min(axis=2) < 0.75).sum() > 20, (page, width, y)
+
+
+@pytest.mark.skipif(not FIREFOX, reason="there is no Firefox")
+def test_every_figure_of_every_page_is_drawn_by_firefox(reported, tmp_path):
+    with Firefox(tmp_path / "profile") as firefox:
+        for page, width in itertools.product(every_page(tmp_path, reported[0]), WIDTHS):
+            firefox.open(page, width)
+            shown = "one.style.contentVisibility = 'visible'; one.style.overflow = 'visible'"
+            firefox.value(f"document.querySelectorAll('figure').forEach((one) => {{ {shown}; }})")
+            assert firefox.value("return innerWidth") == width
+            assert firefox.value("return document.documentElement.scrollWidth") <= width
+            assert firefox.value(f"return {CUT}") == []
+            pictures = firefox.pictures("svg.figure")
+            assert pictures
+            for number, png in enumerate(pictures):
+                picture = image.imread(io.BytesIO(png))[..., :3]
+                # axes, grid and texts are grey
+                assert (np.ptp(picture, axis=2) > 0.25).sum() > 20, (page, width, number)

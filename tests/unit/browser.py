@@ -115,7 +115,8 @@ class Firefox:
     def __init__(self, profile: Path) -> None:
         assert FIREFOX
         profile.mkdir()
-        (profile / "user.js").write_text('user_pref("marionette.port", 0);\n')
+        # without names, what Firefox looks for by itself stays on this machine
+        (profile / "user.js").write_text('user_pref("marionette.port", 0);\nuser_pref("network.dns.disabled", true);\n')
         command = [FIREFOX, "--headless", "--no-remote", "--marionette", "--profile", str(profile)]
         home = os.environ | {"HOME": str(profile)}
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=home)

@@ -20,6 +20,8 @@ FIREFOX = shutil.which("firefox-esr") or shutil.which("firefox")
 WAIT_S = 60.0
 _TALL = 15_000  # what is below the end of a frame is not drawn
 _OPTIONS = ("--headless", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--remote-debugging-pipe")
+# what a browser looks for by itself has no address
+_STAY_HOME = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost, EXCLUDE 127.0.0.1, EXCLUDE ::1"
 
 
 class Browser:
@@ -40,7 +42,17 @@ class Browser:
         # the browser reads commands from descriptor 3 and writes answers to 4
         redirect = f'exec "$0" "$@" 3<&{read[0]} 4>&{write[1]}'
         sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
-        command = ["bash", "-c", redirect, CHROMIUM, *_OPTIONS, *sandbox, f"--user-data-dir={profile}", "about:blank"]
+        command = [
+            "bash",
+            "-c",
+            redirect,
+            CHROMIUM,
+            *_OPTIONS,
+            _STAY_HOME,
+            *sandbox,
+            f"--user-data-dir={profile}",
+            "about:blank",
+        ]
         self._process = subprocess.Popen(command, pass_fds=(read[0], write[1]), stderr=subprocess.DEVNULL)
         os.close(read[0])
         os.close(write[1])
@@ -115,7 +127,6 @@ class Firefox:
     def __init__(self, profile: Path) -> None:
         assert FIREFOX
         profile.mkdir()
-        # without names, what Firefox looks for by itself stays on this machine
         (profile / "user.js").write_text('user_pref("marionette.port", 0);\nuser_pref("network.dns.disabled", true);\n')
         command = [FIREFOX, "--headless", "--no-remote", "--marionette", "--profile", str(profile)]
         home = os.environ | {"HOME": str(profile)}

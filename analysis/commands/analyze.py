@@ -34,7 +34,6 @@ def _analyze(options: argparse.Namespace) -> int:
     from ringtap.analysis.job.summary import summarize
     from ringtap.analysis.job.summary_text import describe
     from ringtap.analysis.runs import derived_tables
-    from ringtap.analysis.runs.run import averages_of
 
     facts = training_facts(options)
     job = open_job(options.run, **facts)
@@ -62,9 +61,8 @@ def _analyze(options: argparse.Namespace) -> int:
         data |= {"ranks_table": _rows(tables["ranks"]), "flows_table": _rows(tables["flows"]), "tables": str(folder)}
         print(json.dumps(data, allow_nan=False))
         return 0
-    averaged = averages_of(job.logs.run)
-    if averaged:
-        print(f"{one_line(averaged)}.\n")
+    if job.logs.averages:
+        print(f"{one_line(job.logs.averages)}.\n")
     print("\n".join(describe(data)))
     print()
     print(f"{'Wrote' if written else 'Tables are in'} {folder}" if written or fresh else "No tables were written")

@@ -14,7 +14,7 @@ from ringtap.analysis.job import byte_accounting, flows
 from ringtap.analysis.job.iterations_of_ranks import computation_by
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.runs.node_records import NodeLogs
-from ringtap.analysis.runs.run import averages_of, window_on_reference, within_window
+from ringtap.analysis.runs.run import window_on_reference, within_window
 from ringtap.analysis.runs.samples_to_iterations import Borders, Integers, Numbers
 from ringtap.analysis.runs.traffic_classes import CLASSES, TRAINING
 from ringtap.analysis.statistics.quantiles import quantile_interval
@@ -122,7 +122,7 @@ def measure_job(job: Job, label: str, per_second: bool = False) -> RunMeasures:
         per_second: give amounts per second and not per iteration.
     """
     found = _measure(job, label, _Span(job, job.logs.measured, per_second))
-    averaged = averages_of(job.logs.run)
+    averaged = job.logs.averages
     return replace(found, notes=(*found.notes, averaged)) if averaged else found
 
 

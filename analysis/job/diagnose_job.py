@@ -22,7 +22,6 @@ from ringtap.analysis.job.diagnosis import (
 from ringtap.analysis.job.iteration_budget import Mask, RankTimes
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.verdict import named
-from ringtap.analysis.runs.run import averages_of
 from ringtap.analysis.runs.samples_to_iterations import Integers
 from ringtap.analysis.runs.sockets import LOST
 from ringtap.analysis.runs.traffic_classes import TRAINING
@@ -74,7 +73,7 @@ def _why_not(job: Job) -> str:
     if count < MIN_ITERATIONS:
         few = f"{counted(count, 'iteration')} after warm-up are too few to tell a cause from chance"
         return f"{few} ({MIN_ITERATIONS} are needed)"
-    if averages_of(job.logs.run):
+    if job.logs.averages:
         return "the iterations are of different loads"
     return job.logs.work.missing_ranks
 

@@ -322,13 +322,13 @@ def _stalls(times: RankTimes, left: dict[str, Numbers], last: Integers, hiding: 
         mine = stalled & (last == number)
         cost_s = np.where(mine, excess_s, 0.0)
         left[UNEVEN] = left[UNEVEN] - cost_s
-        share = _share(STALL, cost_s, mine, int(times.ranks[number]), _longer_in(times, number, mine))
+        share = _share(STALL, cost_s, mine, int(times.ranks[number]), _slower_than_usual_in(times, number, mine))
         found.append(hiding.cost(share, cost_s, left))
     return found
 
 
-def _longer_in(times: RankTimes, number: int, rows: Mask) -> str:
-    """Return the kind of work that takes a rank longer than usual in some iterations: of them, the most longer."""
+def _slower_than_usual_in(times: RankTimes, number: int, rows: Mask) -> str:
+    """Return the kind of work in which a rank loses most time in some iterations, against its other iterations."""
     longer_s = {
         name: float(np.median(values[rows, number]) - np.median(values[~rows, number]))
         for name, values in times.work_s.items()
@@ -336,8 +336,8 @@ def _longer_in(times: RankTimes, number: int, rows: Mask) -> str:
     return max(longer_s, key=lambda name: longer_s[name])
 
 
-def _slower_in(times: RankTimes, number: int, rows: Mask) -> str:
-    """Return the kind of work that takes a rank longest in some iterations, against the other ranks."""
+def _slower_than_others_in(times: RankTimes, number: int, rows: Mask) -> str:
+    """Return the kind of work in which a rank loses most time in some iterations, against the other ranks."""
     others = np.arange(len(times.ranks)) != number
     longer_s = {
         name: float((values[rows, number] - values[rows][:, others].mean(axis=1)).mean())
@@ -374,7 +374,7 @@ def _slow_ranks(
     for number in np.flatnonzero(shift_s.any(axis=0)).tolist():
         cost_s = np.where(last == number, saved_s, 0.0)
         slow = shift_s[:, number] > 0
-        within = _slower_in(times, number, slow)
+        within = _slower_than_others_in(times, number, slow)
         # if several ranks are slow, what those cost that have not the most work is in the work of the others
         waited_s = np.minimum(cost_s, left[UNEVEN])
         left[UNEVEN] = left[UNEVEN] - waited_s

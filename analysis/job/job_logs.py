@@ -21,7 +21,7 @@ from ringtap.analysis.results_for_notebooks import Columns, described
 from ringtap.analysis.runs.node_batches import Batches, BatchTable, digest
 from ringtap.analysis.runs.node_records import NodeLogs
 from ringtap.analysis.runs.read_binary_records import map_records
-from ringtap.analysis.runs.run import JobRun
+from ringtap.analysis.runs.run import JobRun, averages_of
 from ringtap.analysis.runs.samples_to_iterations import Borders, Integers, Numbers
 from ringtap.core.check_api_arguments import instance_of
 from ringtap.core.counter_growth import MAX_UNCERTAIN_SHARE
@@ -91,6 +91,11 @@ class JobLogs:
         self.run, self.given, self.derived = run, given or Given(), derived or run.path / "derived"
         self._workers = None if workers is None else instance_of(workers, Executor, "workers")
         self.nodes: Mapping[str, NodeLogs] = run.nodes
+
+    @cached_property
+    def averages(self) -> str:
+        """What the iterations of a sweep's series are averages of (`ringtap.analysis.runs.run.averages_of`)."""
+        return averages_of(self.run)
 
     @cached_property
     def batches(self) -> Batches:

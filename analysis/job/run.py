@@ -16,7 +16,7 @@ from ringtap.analysis.job.job_logs import BATCH_COLUMNS, JobLogs
 from ringtap.analysis.job.node_aggregation import ALL_SUMS
 from ringtap.analysis.job.throughput_and_epochs import NAMES, Given
 from ringtap.analysis.results_for_notebooks import AVERAGES, described_table, documented, html_of_text
-from ringtap.analysis.runs.run import JobRun, SweepRun, averages_of, read_run
+from ringtap.analysis.runs.run import JobRun, SweepRun, read_run
 from ringtap.analysis.runs.samples_to_iterations import Numbers
 from ringtap.analysis.runs.traffic_classes import CLASSES
 from ringtap.core.check_api_arguments import number, path_of, whole_number
@@ -133,7 +133,7 @@ class Job:
         A job that is too short for its samples has only the counts by captures.
         """
         table = self.logs.work.iterations.copy()
-        if averaged := averages_of(self.logs.run):
+        if averaged := self.logs.averages:
             table.attrs[AVERAGES] = averaged
         for kind in CLASSES:
             table[f"{kind}_bytes"] = self._column(self.logs.traffic.total(f"{kind}_bytes"))

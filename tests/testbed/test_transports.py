@@ -74,8 +74,9 @@ def test_two_variants_of_tcp_are_measured_and_compared(tmp_path: Path) -> None:
     assert 0.68 <= heavy["share"] <= 0.8, "the heaviest load that both reach"
     assert (heavy["by"], heavy["names"]) == ("transport", ["tcp", "tcp-small-window"])
     # At one delivered load, both have the same rate left over, so less of the difference remains: with the small
-    # window, the link stays partly idle while the job only computes (measured: 1.19 to 1.21).
-    assert 1.05 < heavy["median_ratio"]["value"] < narrow.times_s[-1] / plain.times_s[-1]
+    # window, the link stays partly idle while the job only computes. The forward pass alone, a third of 0.1 s, makes
+    # this 1 + 0.033 s x 50 Mbit/s / 10.7 Mbit = 1.16 (measured: 1.18 to 1.21).
+    assert 1.1 < heavy["median_ratio"]["value"] < narrow.times_s[-1] / plain.times_s[-1]
     changed = plan.read_text().replace("16384", "32768")
     plan.write_text(changed)
     refused = run("sweep", plan, "-o", out, "--resume")

@@ -171,7 +171,7 @@ def test_stalls_of_a_rank_or_of_all_cost_what_they_take(rank, kind):
 
 
 def test_stalls_of_a_slow_rank_are_told_from_its_usual_work():
-    """What it always takes longer than the others is not what takes longer in them."""
+    """A rank that always loads data more slowly than the others stalls in its compute."""
     job = Job()
     job.elsewhere[:, 1] += 0.04
     job.compute[7::20, 1] += 0.03

@@ -94,7 +94,7 @@ class JobLogs:
 
     @cached_property
     def averages(self) -> str:
-        """What the iterations of a sweep's series are averages of (`ringtap.analysis.runs.run.averages_of`)."""
+        """A sentence on the loads that the iterations of a sweep's series are from (`averages_of`); else empty."""
         return averages_of(self.run)
 
     @cached_property

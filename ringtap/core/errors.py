@@ -48,6 +48,7 @@ _READERS = {
     r"\.csv$": "ringtap fit reads tables of points",
     r"\.toml$": "ringtap sweep measures plans",
     r"\.pcap(ng)?(\.\w+)?$": "ringtap flows reads captures",
+    r"\.html$": "a browser shows pages",
 }
 
 

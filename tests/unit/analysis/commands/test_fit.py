@@ -246,7 +246,8 @@ def test_no_capacity_is_assumed(capsys, points):
 def test_fit_of_files_that_cannot_be_read(capsys, tmp_path):
     assert "cannot be read" in one_line_error(capsys, ["fit", tmp_path / "none.csv"])
     assert "is not a run directory" in one_line_error(capsys, ["fit", tmp_path])
-    for name, words in (("plan.toml", "ringtap sweep measures plans"), ("x.pcap", "ringtap flows reads captures")):
+    other = {"plan.toml": "ringtap sweep measures plans", "x.pcap": "ringtap flows reads captures"}
+    for name, words in (other | {"report.html": "a browser shows pages"}).items():
         (tmp_path / name).write_text("[sweep]\n")
         for verb in ("fit", "report"):
             said = one_line_error(capsys, [verb, tmp_path / name, *CAPACITY])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ringtap.core.transports import carrier_of
+from ringtap.core.training_transports import carrier_of
 
 CAPACITY_GBPS = 25.0
 NO_LOAD_TABLE = "Table 3.1"

@@ -24,7 +24,7 @@ _NODE_BPS = 8 * 10_000  # of logs and tables
 _MAX_S = 1500.0
 _LOOK_S = 0.5
 _SMALL_NODES, _SMALL_REPEATS = 10, 3  # an analysis of a few seconds says little
-_IMPORTS = "import pyarrow.parquet, ringtap.analysis.runs.derived_tables"  # of every analysis
+_IMPORTS = "import pyarrow.parquet, ringtap.analysis.runs.derived_table_cache"  # of every analysis
 _MAKE = """
 import sys
 from pathlib import Path

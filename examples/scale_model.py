@@ -227,7 +227,7 @@ def train_scheduled(model: Any, scheduler: Any, iterations: int) -> float:
 
     Args:
         model: the chain of layers, without DDP.
-        scheduler: a `ringtap.workload.runtime_gradient_scheduler.TensorScheduler` of its layers.
+        scheduler: a `ringtap.workload.torch_gradient_scheduler.TensorScheduler` of its layers.
         iterations: iterations to run; 0: until the process is ended.
     """
 
@@ -311,7 +311,7 @@ def scheduler_of(model: Any, options: argparse.Namespace) -> Any:
     """Return the scheduler that the command line asks for; exits with code 2 if there is no such one."""
     try:
         from ringtap.core.errors import UsageError
-        from ringtap.workload.runtime_gradient_scheduler import TensorScheduler
+        from ringtap.workload.torch_gradient_scheduler import TensorScheduler
     except ImportError:
         sys.exit("scale_model.py: --schedule needs ringtap in this Python: install it")
     try:

@@ -59,11 +59,11 @@ if TYPE_CHECKING:
     from ringtap.analysis.model.congestion_point import find_congestion_point
     from ringtap.analysis.model.congestion_point_on_curve import find_curve_point
     from ringtap.analysis.model.fit import CongestionModel, FitResult
+    from ringtap.analysis.notebook_formatting import utc
+    from ringtap.analysis.pcap.captured_traffic import Traffic
     from ringtap.analysis.pcap.scan_captures import read_captures
-    from ringtap.analysis.pcap.traffic import Traffic
     from ringtap.analysis.plots import figures_on_axes as plot
     from ringtap.analysis.report.write import write_report
-    from ringtap.analysis.results_for_notebooks import utc
     from ringtap.analysis.statistics.quantiles import quantile_interval
     from ringtap.analysis.statistics.two_sample import compare
     from ringtap.analysis.structure.capture_streams import read_structure
@@ -115,7 +115,7 @@ _MODULES = {
     "FitResult": "ringtap.analysis.model.fit_result",
     "Job": "ringtap.analysis.job.run",
     "Sweep": "ringtap.analysis.sweeps.sweep",
-    "Traffic": "ringtap.analysis.pcap.traffic",
+    "Traffic": "ringtap.analysis.pcap.captured_traffic",
     "compare": "ringtap.analysis.statistics.two_sample",
     "compare_runs": "ringtap.analysis.compare.run_comparison",
     "demand": "ringtap.analysis.model.bytes_per_iteration",
@@ -134,7 +134,7 @@ _MODULES = {
     "send": "ringtap.traffic",
     "simulate": "ringtap.predictions",
     "testbed": "ringtap.agents.testbed.start_testbed",
-    "utc": "ringtap.analysis.results_for_notebooks",
+    "utc": "ringtap.analysis.notebook_formatting",
     "whatif": "ringtap.predictions",
     "write_report": "ringtap.analysis.report.write",
 }

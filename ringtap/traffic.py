@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from ringtap.analysis.results_for_notebooks import documented
+from ringtap.analysis.notebook_formatting import documented
 from ringtap.core.check_api_arguments import check_callback, instance_of, option_names_as_arguments, path_of
 from ringtap.core.errors import UsageError, did_you_mean
 from ringtap.core.flow_plan_file import FlowSource, PlanFile, write_plan

@@ -1,4 +1,4 @@
-"""Gives the API pages the docstrings to which decorators append descriptions (`analysis/results_for_notebooks.py`)."""
+"""Gives the API pages the docstrings to which decorators append descriptions (`analysis/notebook_formatting.py`)."""
 
 import ast
 import inspect

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from itertools import combinations
 
+from ringtap.workload.fluid_sharing_model import Share, share_link
 from ringtap.workload.interleaving import PeriodicJob
-from ringtap.workload.unscheduled_jobs import Share, share_link
 
 
 def gpu_intensity_flop_per_s(flop: float, job: PeriodicJob, capacity_bps: float) -> float:

@@ -20,7 +20,7 @@ from ringtap.core.errors import UsageError
 from ringtap.core.units import counted, format_duration
 from ringtap.workload.lowering import Algorithms, bytes_of
 from ringtap.workload.message_graph import Integers
-from ringtap.workload.simulated_loads import LoadSimulator
+from ringtap.workload.simulate_under_cross_traffic import LoadSimulator
 from ringtap.workload.simulation import Numbers
 from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, carried_out_as, collectives_of, message_pairs, size_of, split_bytes

@@ -10,7 +10,7 @@ from ringtap.core.errors import UsageError
 from ringtap.workload.execution_trace import Node
 from ringtap.workload.lowering import Algorithms
 from ringtap.workload.simulate_iterations import simulate
-from ringtap.workload.simulated_loads import ITERATIONS, LoadSimulator
+from ringtap.workload.simulate_under_cross_traffic import ITERATIONS, LoadSimulator
 from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, is_communication
 

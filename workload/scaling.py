@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from ringtap.core.errors import UsageError
 from ringtap.core.units import counted
+from ringtap.workload.copy_model_replicas import Replicas, copy_replicas, find_replicas, group_of
 from ringtap.workload.execution_trace import Collective, Node, NodeType
-from ringtap.workload.replicas import Replicas, copy_replicas, find_replicas, group_of
 from ringtap.workload.workload import SPLITS, WORK, Workload, check_times, is_untimed, kind_of, size_of
 
 _REDUCE_SCATTERS = (Collective.REDUCE_SCATTER, Collective.REDUCE_SCATTER_BLOCK)

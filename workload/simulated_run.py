@@ -17,7 +17,7 @@ from ringtap.core.run_directory import RunDirectory
 from ringtap.core.run_directory_schema import POINTS_JSONL, SIMULATED, STEP_COLUMNS
 from ringtap.core.thesis_neural_networks import GRADIENT_BYTES, PROFILES
 from ringtap.workload.execution_trace import Collective, NodeType
-from ringtap.workload.simulated_loads import SimulatedPoint
+from ringtap.workload.simulate_under_cross_traffic import SimulatedPoint
 from ringtap.workload.workload import Workload, kind_of, size_of
 
 _SUMS = {Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE_SCATTER_BLOCK}

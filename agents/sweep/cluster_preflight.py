@@ -27,7 +27,7 @@ from ringtap.core.sweep_plans.jobs_that_share import gpus_of, sharing
 from ringtap.core.sweep_plans.sweep_plan import CUSTOM, LoadPlan, SharingPlan, SweepPlan
 from ringtap.core.sweep_plans.training_jobs import PLACEHOLDERS, REAL, SCALE_MODEL, Model
 from ringtap.core.thesis_neural_networks import PROFILES
-from ringtap.core.transports import is_rdma
+from ringtap.core.training_transports import is_rdma
 from ringtap.core.units import counted
 
 # the workers' clocks set the windows, and the receiver's clock selects its counters in them; their difference must be

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 from ringtap.agents.hosts import Hosts, TestbedHosts
 from ringtap.agents.hosts.ssh import SshHosts
-from ringtap.agents.sweep import growing_report, load_choice
+from ringtap.agents.sweep import growing_report, request_next_load
 from ringtap.agents.sweep.bottleneck import busiest, link_use
+from ringtap.agents.sweep.capture_packets_at_loads import check_capture, describe
 from ringtap.agents.sweep.cluster_preflight import (
     ask_hosts,
     cluster_roles,
@@ -36,12 +37,11 @@ from ringtap.agents.sweep.host_facts import nearest_folder, space_problem
 from ringtap.agents.sweep.host_roles import SweepRoles, counter_of, testbed_roles, through
 from ringtap.agents.sweep.job_bytes_per_link import LinkPayload
 from ringtap.agents.sweep.job_launch_commands import check_collectives, job_run, on_this_machine
-from ringtap.agents.sweep.load_choice import LoadChoice
 from ringtap.agents.sweep.measure_load_series import SeriesMeasurement, Step
 from ringtap.agents.sweep.measure_sharing_jobs import SharedLinks, pending_steps, sharing_line
 from ringtap.agents.sweep.measurement_windows import remarks
-from ringtap.agents.sweep.packets_at_loads import check_capture, describe
 from ringtap.agents.sweep.predict_from_message_graphs import expected_series, host_names
+from ringtap.agents.sweep.request_next_load import LoadChoice
 from ringtap.agents.sweep.resume_with_edited_plan import plan_changes
 from ringtap.agents.sweep.sweep_estimate import estimate, layout, resolved, room_bytes, series_names, step_s, sweep_s
 from ringtap.agents.sweep.sweep_lock import holder, locked, take_leases
@@ -68,7 +68,7 @@ from ringtap.core.sweep_plans.cluster_hosts import Cluster
 from ringtap.core.sweep_plans.sweep_plan import LoadPlan, SharingPlan, SweepPlan, Testbed, load_plan, plan_from_keys
 from ringtap.core.sweep_plans.training_jobs import Model
 from ringtap.core.terminal_escaping import shell_word
-from ringtap.core.transports import is_rdma
+from ringtap.core.training_transports import is_rdma
 from ringtap.core.units import counted, format_rate
 from ringtap.trafficgen import iperf3
 
@@ -580,7 +580,7 @@ def _check_software(plan: SweepPlan, *, report: bool) -> None:
     if isinstance(plan, SharingPlan):
         require("[[jobs]]", ("numpy",))
     elif plan.auto:
-        require('loads = "auto"', load_choice.PACKAGES)
+        require('loads = "auto"', request_next_load.PACKAGES)
     if report:
         require("--report (report=True)", growing_report.PACKAGES)
 

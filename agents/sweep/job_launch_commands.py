@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtap.agents.hook.ringtap_hook.register_ddp_comm_hook import VARIABLE
+from ringtap.agents.hook.ringtap_hook.replace_ddp_all_reduce import VARIABLE
 from ringtap.agents.hosts import Hosts
-from ringtap.agents.sweep.disturbances import collect_options
+from ringtap.agents.sweep.detect_disturbances import collect_options
 from ringtap.agents.sweep.host_connections import check_lost
 from ringtap.agents.sweep.host_roles import SweepRoles
 from ringtap.agents.sweep.sweep_estimate import layout
@@ -24,7 +24,7 @@ from ringtap.core.sweep_plans.cluster_hosts import Cluster
 from ringtap.core.sweep_plans.collective_algorithms import IN_NETWORK, PARAMETER_SERVER
 from ringtap.core.sweep_plans.sweep_plan import SharingPlan, SweepPlan, Testbed
 from ringtap.core.sweep_plans.training_jobs import PLACEHOLDERS, REAL, Model
-from ringtap.core.transports import is_rdma
+from ringtap.core.training_transports import is_rdma
 
 # with sh, as older versions of env(1) cannot change the folder
 _IN_FOLDER = ["sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh"]
@@ -187,7 +187,7 @@ def processes(plan: SweepPlan, model: Model, network: SweepRoles, hosts: Hosts, 
     for number, host in enumerate(places.get(algorithm, ())):
         options = {"--collective": algorithm} | {f"--{name}": value for name, value in numbers.items()}
         options |= {"--workers": sum(counts), "--number": number}
-        command = python_command(hosts.python(host), "ringtap.workload.message_graph_all_reduce")
+        command = python_command(hosts.python(host), "ringtap.workload.ddp_message_graph_exchange")
         command += [str(word) for option in options.items() for word in option]
         environment = _environment(plan, model, network, host) | master
         found.append(RankProcess(host, command, environment, f"{algorithm}.out", algorithm))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ringtap.agents.testbed.topology import JobShare
 from ringtap.core.sweep_plans.jobs_that_share import CONGESTION_CONTROL, CRUX, MLTCP, PRIORITIES, WEIGHTS, SharingJob
-from ringtap.workload import unscheduled_jobs
+from ringtap.workload import fluid_sharing_model
 from ringtap.workload.crux_scheduling import gpu_intensity_flop_per_s, priority_levels
 from ringtap.workload.interleaving import MEASURED_ERROR, PeriodicJob
 
@@ -50,7 +50,7 @@ def shares_of(
     if rule == CONGESTION_CONTROL:
         return [JobShare(congestion_control=job.congestion_control) for job in jobs]
     if rule == MLTCP:
-        grows = JobShare(unscheduled_jobs.MLTCP_INTERCEPT, unscheduled_jobs.MLTCP_SLOPE)
+        grows = JobShare(fluid_sharing_model.MLTCP_INTERCEPT, fluid_sharing_model.MLTCP_SLOPE)
         return [grows._replace(iteration_bytes=job.bits / 8, gap_s=GAP_SHARE * longest_silence_s(job)) for job in alone]
     return [JobShare()] * len(jobs)
 
@@ -67,10 +67,10 @@ def predicted_begins_s(
     alone: Sequence[PeriodicJob],
     shares: Sequence[JobShare],
     starts_s: Sequence[float],
-    links: Sequence[unscheduled_jobs.SharedCapacity],
+    links: Sequence[fluid_sharing_model.SharedCapacity],
     until_s: float,
 ) -> list[list[float]]:
-    """Return the begins of each job's iterations on links that they share, by `unscheduled_jobs.share_links`.
+    """Return the begins of each job's iterations on links that they share, by `fluid_sharing_model.share_links`.
 
     Args:
         alone: communication of each job alone.
@@ -81,9 +81,9 @@ def predicted_begins_s(
     """
     first_s = min(starts_s)
     iterations = math.ceil((until_s - first_s) * 1e9 / min(job.period_ns for job in alone)) + 1
-    claims = [unscheduled_jobs.Share(share.intercept, share.slope, share.priority) for share in shares]
+    claims = [fluid_sharing_model.Share(share.intercept, share.slope, share.priority) for share in shares]
     starts_s = [start_s - first_s for start_s in starts_s]
-    runs = unscheduled_jobs.share_links(alone, claims, starts_s, links, iterations)
+    runs = fluid_sharing_model.share_links(alone, claims, starts_s, links, iterations)
     return [[first_s + begin for begin in run.begin_s.tolist() if 0 <= first_s + begin <= until_s] for run in runs]
 
 
@@ -117,5 +117,5 @@ def mltcp_phases(alone: Sequence[PeriodicJob], starts_s: Sequence[float], iterat
     for _ in range(iterations):
         found.append(1 - offset_s / period_s if is_first else offset_s / period_s)
         if offset_s < sending_s:
-            offset_s = min(offset_s + unscheduled_jobs.mltcp_shift_s(offset_s, sending_s), period_s / 2)
+            offset_s = min(offset_s + fluid_sharing_model.mltcp_shift_s(offset_s, sending_s), period_s / 2)
     return found

@@ -9,13 +9,13 @@ from itertools import pairwise
 from typing import Any
 
 from ringtap.agents.hosts import Hosts
+from ringtap.agents.sweep.capture_packets_at_loads import PacketCapture
 from ringtap.agents.sweep.cross_traffic import STREAMS, CrossTraffic
-from ringtap.agents.sweep.disturbances import RECORDED_S, Watch, counted_bps
+from ringtap.agents.sweep.detect_disturbances import RECORDED_S, Watch, counted_bps
 from ringtap.agents.sweep.host_roles import SweepRoles
 from ringtap.agents.sweep.job_bytes_per_link import LinkPayload
 from ringtap.agents.sweep.job_launch_commands import ranks_of
 from ringtap.agents.sweep.measurement_windows import Condition, JobWindows, MeasuredJob
-from ringtap.agents.sweep.packets_at_loads import PacketCapture
 from ringtap.agents.sweep.step_watcher import StepWatcher
 from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.ethernet import frame_bytes

@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringtap.agents.hook.ringtap_hook.time_shift import VARIABLE
+from ringtap.agents.hook.ringtap_hook.iteration_time_shift import VARIABLE
 from ringtap.agents.hosts import Hosts
-from ringtap.agents.sweep.choose_job_paths import (
+from ringtap.agents.sweep.choose_network_paths import (
     UsedLink,
     crux_paths,
     flow_capacity_bps,
@@ -27,7 +27,7 @@ from ringtap.agents.sweep.choose_job_paths import (
     used_links,
 )
 from ringtap.agents.sweep.clock_offsets import ClockOffset, clock_offsets
-from ringtap.agents.sweep.disturbances import Watch
+from ringtap.agents.sweep.detect_disturbances import Watch
 from ringtap.agents.sweep.host_roles import SweepRoles
 from ringtap.agents.sweep.job_launch_commands import job_run, ranks_of
 from ringtap.agents.sweep.measurement_windows import Condition, JobWindows, MeasuredJob, remarks

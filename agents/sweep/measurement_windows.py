@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ringtap.agents.clock.local_clock import SteadyClock
 from ringtap.agents.hosts import HostProcess, Hosts
 from ringtap.agents.sweep.cross_traffic import free_port
-from ringtap.agents.sweep.disturbances import (
+from ringtap.agents.sweep.detect_disturbances import (
     RECORDED_S,
     Change,
     Watch,

@@ -28,7 +28,7 @@ def expected_series(plan: LoadPlan, model: Model, spec: TestbedSpec, roles: Role
         return {"why": "only of scale models are the tensors and their times known"}
     if problem := lacking("the simulation of an iteration", ("numpy", "numba")):
         return {"why": problem}
-    from ringtap.workload.expected_iteration import expected_iteration
+    from ringtap.workload.iteration_from_message_graphs import expected_iteration
     from ringtap.workload.lowering import Algorithms
     from ringtap.workload.model_workloads import bucket_workload
     from ringtap.workload.topologies import with_host_at

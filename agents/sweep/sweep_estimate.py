@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from ringtap.agents.sweep.choose_job_paths import check_sharing
+from ringtap.agents.sweep.choose_network_paths import check_sharing
 from ringtap.agents.testbed.topology import Roles, TestbedSpec, roles_of
 from ringtap.collectors.packets import SNAP_BYTES
 from ringtap.core.ethernet import ETHERNET_MTU
@@ -31,7 +31,7 @@ _BOTTLENECK_S = 3.0
 ROOM_BYTES_PER_S = 120_000
 MIN_ROOM_BYTES = 16_000_000
 CAPTURE_START_S = 3.0
-_CAPTURED_NODES = 4  # at most: see ringtap.agents.sweep.packets_at_loads.capture_points
+_CAPTURED_NODES = 4  # at most: see ringtap.agents.sweep.capture_packets_at_loads.capture_points
 _RECORD_BYTES = 16  # header of a packet in a file
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ringtap.agents.hosts import Hosts, understood
 from ringtap.agents.sweep.cross_traffic import STREAMS, CrossTraffic
-from ringtap.agents.sweep.disturbances import (
+from ringtap.agents.sweep.detect_disturbances import (
     MAX_OTHER_SHARE,
     RECORDED_S,
     Watch,

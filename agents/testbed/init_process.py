@@ -41,7 +41,7 @@ def _run(spec: TestbedSpec) -> None:
     After ``stay``, run forever.
     """
     from ringtap.agents.testbed import build
-    from ringtap.agents.testbed.link_shares import LinkShares, congestion_controls
+    from ringtap.agents.testbed.htb_link_shares import LinkShares, congestion_controls
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.stdin.readline().strip() != "go":  # `up` has not recorded this testbed

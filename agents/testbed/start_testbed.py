@@ -149,7 +149,7 @@ class RunningTestbed:
     def share(
         self, links: Mapping[int, Sequence[int]], shares: Sequence[JobShare], paths: Sequence[int] = ()
     ) -> dict[str, float]:
-        """Give the testbed's jobs their shares of links, as `ringtap.agents.testbed.link_shares.LinkShares.set` does.
+        """Give jobs their shares of links, as `ringtap.agents.testbed.htb_link_shares.LinkShares.set` does.
 
         Without paths, each job has the first one.
 

@@ -214,7 +214,7 @@ class TestbedSpec(LinkOptions):
 
 
 class JobShare(NamedTuple):
-    """Share of a job in links, as in `ringtap.workload.unscheduled_jobs`, and what its growth needs.
+    """Share of a job in links, as in `ringtap.workload.fluid_sharing_model`, and what its growth needs.
 
     Attributes:
         intercept: weight when an iteration begins.

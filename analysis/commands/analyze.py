@@ -33,27 +33,27 @@ def _analyze(options: argparse.Namespace) -> int:
     from ringtap.analysis.job.run import open_job
     from ringtap.analysis.job.summary import summarize
     from ringtap.analysis.job.summary_text import describe
-    from ringtap.analysis.runs import derived_tables
+    from ringtap.analysis.runs import derived_table_cache
 
     facts = training_facts(options)
     job = open_job(options.run, **facts)
     folder = options.output or job.path / "derived"
-    sources = derived_tables.sources_of(job.path, job.logs.given)
-    fresh = derived_tables.is_fresh(folder, sources)
+    sources = derived_table_cache.sources_of(job.path, job.logs.given)
+    fresh = derived_table_cache.is_fresh(folder, sources)
     written: list[Path] = []
     with workers(None) if fresh else workers(options.dask, job.logs.batches.processes) as executor:
         job = open_job(options.run, executor, **facts, derived=options.output)
-        data = derived_tables.read_summary(job.logs, folder) if fresh else summarize(job)
+        data = derived_table_cache.read_summary(job.logs, folder) if fresh else summarize(job)
         if not fresh:
             try:
-                written = derived_tables.write(job, data, folder, sources)
+                written = derived_table_cache.write(job, data, folder, sources)
             except UsageError as error:
                 if options.output is not None:
                     raise
                 print(f"ringtap: no tables are kept: {error}", file=sys.stderr)
     if options.json:
         tables = {
-            name: derived_tables.read_table(folder, name) if fresh else getattr(job, name)
+            name: derived_table_cache.read_table(folder, name) if fresh else getattr(job, name)
             for name in ("iterations", "ranks", "flows")
         }
         many = len(tables["iterations"]) > _MAX_IN_JSON

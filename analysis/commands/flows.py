@@ -15,7 +15,7 @@ from ringtap.core.terminal_escaping import shell_word, shown_log
 from ringtap.core.units import format_duration, parse_duration_s
 
 if TYPE_CHECKING:
-    from ringtap.analysis.pcap.traffic import Traffic
+    from ringtap.analysis.pcap.captured_traffic import Traffic
 
 _SCAN_NS = 1_000_000
 _UNTIMED = {"start_ns": None, "duration_s": None}
@@ -94,7 +94,7 @@ def _flows(options: argparse.Namespace) -> int:
 
 def _may_hold_training(traffic: Traffic) -> bool:
     """True if ``ringtap structure`` could analyze these captures."""
-    from ringtap.analysis.pcap.traffic import MAX_TRAINING_BINS
+    from ringtap.analysis.pcap.captured_traffic import MAX_TRAINING_BINS
 
     has_payload = traffic.scanned.conversations["payload"][traffic.rows].any()
     return bool(has_payload) and 0 < traffic.bins * traffic.bin_ns <= MAX_TRAINING_BINS * _SCAN_NS

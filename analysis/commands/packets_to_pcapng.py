@@ -66,7 +66,7 @@ def _packets(options: argparse.Namespace) -> int:
 
 
 def _of_run(options: argparse.Namespace, progress: Progress) -> Slice:
-    from ringtap.analysis.job.packet_slices import read_slice
+    from ringtap.analysis.job.packets_in_time_span import read_slice
     from ringtap.analysis.sweeps.sweep import Sweep, open_run, read_point
 
     if options.begin or options.end:
@@ -139,7 +139,7 @@ def _time_ns(text: str, first_ns: int) -> int:
         return first_ns + round(parse_duration_s(text[1:], "time after +") * 1e9)
     if text.isdecimal():
         return int(text)
-    from ringtap.analysis.results_for_notebooks import as_time_ns
+    from ringtap.analysis.notebook_formatting import as_time_ns
 
     return as_time_ns(text)
 

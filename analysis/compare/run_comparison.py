@@ -32,9 +32,9 @@ from ringtap.analysis.compare.run_measures import (
     measure_series,
 )
 from ringtap.analysis.job.run import Job
+from ringtap.analysis.notebook_formatting import described_table
 from ringtap.analysis.report.findings import overview
-from ringtap.analysis.results_for_notebooks import described_table
-from ringtap.analysis.statistics.short_series import MIN_STRETCHED
+from ringtap.analysis.statistics.short_correlated_series import MIN_STRETCHED
 from ringtap.analysis.statistics.two_sample import (
     ALPHA,
     MIN_VALUES,
@@ -46,8 +46,8 @@ from ringtap.analysis.statistics.two_sample import (
     holm,
     location_p,
 )
+from ringtap.analysis.sweeps.compare_at_equal_loads import AtLoad, at_load, common_share, compare_moved, mean_ratio
 from ringtap.analysis.sweeps.compare_with_message_graphs import ExpectedOrder, expected_orders
-from ringtap.analysis.sweeps.equal_loads import AtLoad, at_load, common_share, compare_moved, mean_ratio
 from ringtap.analysis.sweeps.sweep import Sweep, open_run
 from ringtap.core.errors import UsageError
 from ringtap.core.terminal_escaping import one_line

@@ -21,7 +21,7 @@ from ringtap.analysis.statistics.quantiles import quantile_interval
 from ringtap.analysis.statistics.two_sample import Estimate
 from ringtap.analysis.structure.capture_streams import run_streams
 from ringtap.analysis.structure.structure import peak_to_mean
-from ringtap.analysis.sweeps.equal_loads import AtLoad
+from ringtap.analysis.sweeps.compare_at_equal_loads import AtLoad
 from ringtap.analysis.sweeps.points import ordered_windows
 from ringtap.analysis.sweeps.sweep import Sweep
 from ringtap.core.errors import UsageError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.results_for_notebooks import SINCE_EPOCH
+from ringtap.analysis.notebook_formatting import SINCE_EPOCH
 from ringtap.analysis.runs.node_records import NodeLogs, WideLog
 from ringtap.analysis.runs.samples_to_iterations import Borders
 from ringtap.core.check_api_arguments import instance_of

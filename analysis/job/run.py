@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 
 from ringtap.analysis.job import flows
-from ringtap.analysis.job.job_logs import BATCH_COLUMNS, JobLogs
+from ringtap.analysis.job.join_rank_and_node_logs import BATCH_COLUMNS, JobLogs
 from ringtap.analysis.job.node_aggregation import ALL_SUMS
 from ringtap.analysis.job.throughput_and_epochs import NAMES, Given
-from ringtap.analysis.results_for_notebooks import AVERAGES, described_table, documented, html_of_text
+from ringtap.analysis.notebook_formatting import AVERAGES, described_table, documented, html_of_text
 from ringtap.analysis.runs.run import JobRun, SweepRun, read_run
 from ringtap.analysis.runs.samples_to_iterations import Numbers
 from ringtap.analysis.runs.traffic_classes import CLASSES
@@ -356,7 +356,7 @@ class Job:
         Raises:
             UsageError: there is no such iteration, no packet of it, or no packets in the run; or the filter is wrong.
         """
-        from ringtap.analysis.job.packet_slices import read_slice
+        from ringtap.analysis.job.packets_in_time_span import read_slice
 
         return read_slice(self, iteration, filter, progress=progress).packets
 
@@ -426,10 +426,12 @@ class Job:
         Raises:
             UsageError: the folder cannot be written, or pyarrow is missing.
         """
-        from ringtap.analysis.runs import derived_tables
+        from ringtap.analysis.runs import derived_table_cache
 
         target = self.path / "derived" if folder is None else path_of(folder, "the folder")
-        derived_tables.write(self, self.summary(), target, derived_tables.sources_of(self.path, self.logs.given))
+        derived_table_cache.write(
+            self, self.summary(), target, derived_table_cache.sources_of(self.path, self.logs.given)
+        )
         return target
 
 

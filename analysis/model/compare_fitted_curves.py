@@ -12,7 +12,7 @@ from scipy import special
 
 from ringtap.analysis.model.model_least_squares import jacobian
 from ringtap.analysis.model.predict import Predictor
-from ringtap.analysis.results_for_notebooks import described, with_section
+from ringtap.analysis.notebook_formatting import described, with_section
 from ringtap.analysis.statistics.to_arrays import Array
 from ringtap.core.errors import UsageError
 

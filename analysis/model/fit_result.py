@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from ringtap.analysis.model.model_least_squares import Interval
-from ringtap.analysis.results_for_notebooks import documented, html_of_text
+from ringtap.analysis.notebook_formatting import documented, html_of_text
 from ringtap.analysis.statistics.quantiles import LEVEL
 from ringtap.analysis.statistics.to_arrays import Array, Values, as_gbps
 from ringtap.core.check_api_arguments import instance_of, path_of

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 __all__ = ["Traffic", "align", "read_captures"]
 
 if TYPE_CHECKING:
+    from ringtap.analysis.pcap.captured_traffic import Traffic
     from ringtap.analysis.pcap.merge_scans import align
     from ringtap.analysis.pcap.scan_captures import read_captures
-    from ringtap.analysis.pcap.traffic import Traffic
 
-_LAZY = {"Traffic": "traffic", "align": "merge_scans", "read_captures": "scan_captures"}
+_LAZY = {"Traffic": "captured_traffic", "align": "merge_scans", "read_captures": "scan_captures"}
 
 
 def __getattr__(name: str) -> Any:

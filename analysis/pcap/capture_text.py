@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ringtap.analysis.pcap import export_scan_tables
+from ringtap.analysis.pcap.captured_traffic import Traffic, endpoint, no_conversations
 from ringtap.analysis.pcap.duplicates import has_copies
 from ringtap.analysis.pcap.scan import MAX_CONVERSATIONS
-from ringtap.analysis.pcap.traffic import Traffic, endpoint, no_conversations
 from ringtap.core.terminal_escaping import text_table
 from ringtap.core.units import format_duration, format_rate, format_size
 

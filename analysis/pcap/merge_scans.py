@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ringtap.analysis.pcap.captured_traffic import Traffic
 from ringtap.analysis.pcap.scan import Cells, Scanned
 from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, PACKET, QUEUE_PAIR
-from ringtap.analysis.pcap.traffic import Traffic
 from ringtap.core.errors import UsageError
 from ringtap.core.units import counted
 

@@ -20,13 +20,13 @@ import numpy as np
 
 from ringtap.analysis.pcap import scan_cache as caches
 from ringtap.analysis.pcap.byte_sources import CaptureStream, expand
+from ringtap.analysis.pcap.captured_traffic import Traffic
 from ringtap.analysis.pcap.duplicates import has_copies
 from ringtap.analysis.pcap.kernels import compile
 from ringtap.analysis.pcap.merge_scans import check_offsets, merge
 from ringtap.analysis.pcap.parallel_scan import feed_parts
 from ringtap.analysis.pcap.scan import Scan, Scanned
 from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION
-from ringtap.analysis.pcap.traffic import Traffic
 from ringtap.core.check_api_arguments import paths_of
 from ringtap.core.errors import MeasurementError, RingtapWarning, UsageError
 from ringtap.core.units import duration_s

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import ringtap
+from ringtap.analysis.notebook_formatting import documented
 from ringtap.analysis.pcap import export_scan_tables, formats
 from ringtap.analysis.pcap.byte_sources import CaptureStream
 from ringtap.analysis.pcap.kernels import compile
@@ -24,7 +25,6 @@ from ringtap.analysis.pcap.kernels import scan_state as ks
 from ringtap.analysis.pcap.scan import MAX_PICKED_BYTES, TOO_MUCH, Pick, Scan, Scanned, TooMuchError
 from ringtap.analysis.pcap.scan_captures import LOG, Progress, feed
 from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, QUEUE_PAIR
-from ringtap.analysis.results_for_notebooks import documented
 from ringtap.core.capture_file_formats import (
     LINK_COOKED,
     LINK_COOKED2,

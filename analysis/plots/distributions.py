@@ -17,7 +17,7 @@ from ringtap.analysis.plots.style import FAINT, INK, Look, joined, look_of_trans
 from ringtap.analysis.plots.sweep_figure_parts import Setting, handle, name_of
 from ringtap.analysis.plots.sweep_variants import has_many_variants
 from ringtap.analysis.report.load_statistics import LIGHT_SHARE, Loaded, Tails
-from ringtap.analysis.sweeps.equal_loads import AtLoad, at_load, common_share
+from ringtap.analysis.sweeps.compare_at_equal_loads import AtLoad, at_load, common_share
 from ringtap.analysis.sweeps.series_analysis import Series, grouped
 from ringtap.core.units import counted
 

@@ -30,7 +30,7 @@ from ringtap.core.errors import UsageError
 
 if TYPE_CHECKING:
     from ringtap.analysis.model.fit_result import BandKind, FitResult
-    from ringtap.analysis.pcap.traffic import Traffic
+    from ringtap.analysis.pcap.captured_traffic import Traffic
 
 Transform = Callable[[Any], Any]
 
@@ -281,7 +281,7 @@ def matrix(amounts: Traffic | Job | pd.DataFrame, ax: Axes | None = None, **imag
 
 def _square(amounts: Traffic | Job | pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Return a square table, and what its rows are."""
-    from ringtap.analysis.pcap.traffic import Traffic
+    from ringtap.analysis.pcap.captured_traffic import Traffic
 
     if not isinstance(amounts, pd.DataFrame):
         if not isinstance(amounts, Job):

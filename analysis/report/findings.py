@@ -13,9 +13,9 @@ from ringtap.analysis.plots.style import title_of
 from ringtap.analysis.report.load_statistics import LIGHT_SHARE, MIDDLE_SHARE, Pair, Tails, slowdown
 from ringtap.analysis.report.thesis_expectations import LATE_SAMPLES, Expectation
 from ringtap.analysis.statistics.quantiles import LEVEL
-from ringtap.analysis.statistics.short_series import MIN_STRETCHED
+from ringtap.analysis.statistics.short_correlated_series import MIN_STRETCHED
 from ringtap.analysis.statistics.two_sample import MIN_VALUES, Estimate
-from ringtap.analysis.sweeps.equal_loads import HEAVY_SHARE, AtLoad, at_load, common_share
+from ringtap.analysis.sweeps.compare_at_equal_loads import HEAVY_SHARE, AtLoad, at_load, common_share
 from ringtap.analysis.sweeps.series_analysis import Series
 from ringtap.core.run_directory_schema import VARIANTS
 from ringtap.core.sweep_plans.training_jobs import model_label

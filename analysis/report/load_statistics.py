@@ -13,7 +13,7 @@ import numpy as np
 from ringtap.analysis import published_results
 from ringtap.analysis.plots.style import joined, title_of
 from ringtap.analysis.statistics.two_sample import MIN_VALUES, Comparison, correct_together
-from ringtap.analysis.sweeps.equal_loads import (
+from ringtap.analysis.sweeps.compare_at_equal_loads import (
     AtLoad,
     Interval,
     at_load,

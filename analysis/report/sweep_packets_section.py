@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from ringtap.analysis import published_results
 from ringtap.analysis.plots.figure import Drawn, line_handle, sheet
 from ringtap.analysis.plots.style import INK, joined, plain, title_of
-from ringtap.analysis.structure.flows_beside_cross_traffic import CROSSING
+from ringtap.analysis.structure.flow_roles_and_rates import CROSSING
 from ringtap.analysis.structure.plots import ROLE_COLOURS
 from ringtap.analysis.sweeps.captured_flow_rates import BIN_NS, MAX_DIFFERENCE, CapturedPoint
 from ringtap.analysis.traffic.delivered import (

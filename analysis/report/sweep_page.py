@@ -38,7 +38,7 @@ from ringtap.analysis.report.load_statistics import (
 from ringtap.analysis.report.page import Written, write_folder
 from ringtap.analysis.report.thesis_expectations import check, flow_rates
 from ringtap.analysis.sweeps import points
-from ringtap.analysis.sweeps.equal_loads import common_share, mean_interval
+from ringtap.analysis.sweeps.compare_at_equal_loads import common_share, mean_interval
 from ringtap.analysis.sweeps.series_analysis import Series
 from ringtap.core.thesis_neural_networks import GRADIENT_BYTES, ring_bytes
 from ringtap.core.units import counted, format_rate

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from ringtap.analysis import published_results
-from ringtap.analysis.sweeps.equal_loads import AtLoad, at_load
+from ringtap.analysis.sweeps.compare_at_equal_loads import AtLoad, at_load
 from ringtap.analysis.sweeps.series_analysis import Series
 from ringtap.core.run_directory_schema import MAX_LATE_SHARE, REQUIRED_SHARE
 from ringtap.core.units import counted

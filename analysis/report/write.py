@@ -12,7 +12,7 @@ from ringtap.analysis.report.job_page import write_job_report
 from ringtap.analysis.report.page import Written
 from ringtap.analysis.report.sharing_page import write_sharing_report
 from ringtap.analysis.report.sweep_page import write_sweep_report
-from ringtap.analysis.runs.derived_tables import stored
+from ringtap.analysis.runs.derived_table_cache import stored
 from ringtap.analysis.sweeps.sharing import is_sharing
 from ringtap.analysis.sweeps.sweep import Sweep, open_run
 from ringtap.core.check_api_arguments import path_of

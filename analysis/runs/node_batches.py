@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 import ringtap
-from ringtap.analysis.runs.fingerprints import fingerprint
+from ringtap.analysis.runs.file_fingerprints import fingerprint
 from ringtap.analysis.runs.node_records import NodeLogs
 from ringtap.core.errors import UsageError
 from ringtap.core.installation import install_command

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ringtap.analysis.statistics.autocorrelation import effective_count
-from ringtap.analysis.statistics.short_series import MANY_VALUES, stretches_of
+from ringtap.analysis.statistics.short_correlated_series import MANY_VALUES, stretches_of
 from ringtap.analysis.statistics.to_arrays import Array, Values
 
 _LEAST, _MOST = 1e-3, 1.0  # bounds of a relative error: a mean is not better known than the load of its window

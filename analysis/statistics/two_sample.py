@@ -2,7 +2,7 @@
 
 docs/method/method.md, "Traffic kinds compared", has the equations. Correlated iterations count for fewer
 (`ringtap.analysis.statistics.autocorrelation`), which needs enough of them to see it; fewer are compared by stretches
-(`ringtap.analysis.statistics.short_series`). The only assumption is that iterations are stationary.
+(`ringtap.analysis.statistics.short_correlated_series`). The only assumption is that iterations are stationary.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from ringtap.analysis.results_for_notebooks import AVERAGES
+from ringtap.analysis.notebook_formatting import AVERAGES
 from ringtap.analysis.statistics.autocorrelation import effective_count
 from ringtap.analysis.statistics.quantiles import LEVEL, quantile_intervals
-from ringtap.analysis.statistics.short_series import (
+from ringtap.analysis.statistics.short_correlated_series import (
     MANY_VALUES,
     MIN_P,
     MIN_STRETCHED,

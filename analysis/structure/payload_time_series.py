@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.pcap import export_scan_tables
-from ringtap.analysis.pcap.traffic import MAX_TRAINING_BINS, Traffic, bins_remedy
+from ringtap.analysis.pcap.captured_traffic import MAX_TRAINING_BINS, Traffic, bins_remedy
 from ringtap.core.errors import UsageError
 from ringtap.core.units import counted, format_duration
 

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter
 
 from ringtap.analysis.plots.figure import Drawn, legend, new_figure, styled
 from ringtap.analysis.plots.style import BLUE, COLOURS, FAINT, INK, VERMILION
-from ringtap.analysis.structure import flows_beside_cross_traffic
+from ringtap.analysis.structure import flow_roles_and_rates
 from ringtap.analysis.structure.structure import Structure
 from ringtap.analysis.traffic.delivered import Passed, instantaneous
 from ringtap.analysis.traffic.plots import rates_figure
@@ -20,9 +20,9 @@ from ringtap.core.errors import UsageError
 from ringtap.core.units import format_duration, format_rate, format_size
 
 ROLE_COLOURS = {
-    flows_beside_cross_traffic.ONLY: BLUE,
-    flows_beside_cross_traffic.SHARED: VERMILION,
-    flows_beside_cross_traffic.CROSSING: FAINT,
+    flow_roles_and_rates.ONLY: BLUE,
+    flow_roles_and_rates.SHARED: VERMILION,
+    flow_roles_and_rates.CROSSING: FAINT,
 }
 _SHOWN_ITERATIONS = 4
 SAMPLES = 30  # width of the moving average in figures 3-10 (a) and 3-11 (a)
@@ -60,7 +60,7 @@ def flows_figure(found: Structure, samples: int | None = None) -> Drawn:
     at_s = (np.arange(begin, end) - shown[0]) * (streams.bin_ns / 1e9)
     numbers = pd.DataFrame({"t_ns": streams.start_ns + np.arange(begin, end) * streams.bin_ns, "at_s": at_s})
     rates = {
-        role: flows_beside_cross_traffic.moving_average(streams.dense(role.streams), width, streams.bin_ns)
+        role: flow_roles_and_rates.moving_average(streams.dense(role.streams), width, streams.bin_ns)
         for role in found.roles
     }
     unit, size = _unit(max(float(values[begin:end].max()) for values in rates.values()))
@@ -97,7 +97,7 @@ def histogram(found: Structure) -> Drawn:
     host, sent = max(found.senders.items(), key=lambda item: int(item[1].sum()))
     amounts = {f"training, sent by {host}": sent}
     for role in found.roles:
-        if role.role == flows_beside_cross_traffic.CROSSING:
+        if role.role == flow_roles_and_rates.CROSSING:
             amounts[f"cross traffic {role.source} > {role.destination}"] = streams.dense(role.streams)
     rates = []
     for label, values in amounts.items():

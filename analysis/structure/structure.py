@@ -12,12 +12,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.model.bytes_per_iteration import demand
-from ringtap.analysis.results_for_notebooks import html_of_text
+from ringtap.analysis.notebook_formatting import html_of_text
 from ringtap.analysis.runs.traffic_classes import CROSS, OTHER, TRAINING
 from ringtap.analysis.structure import closed_form_patterns
 from ringtap.analysis.structure import topology as shapes
-from ringtap.analysis.structure.detection import Sorted, Training, sort_out
-from ringtap.analysis.structure.flows_beside_cross_traffic import Role, mean_rates, roles_of
+from ringtap.analysis.structure.detect_training_streams import Sorted, Training, sort_out
+from ringtap.analysis.structure.flow_roles_and_rates import Role, mean_rates, roles_of
 from ringtap.analysis.structure.gradient_evidence import sums, why_doubtful
 from ringtap.analysis.structure.iterations_against_step_logs import StepCheck
 from ringtap.analysis.structure.payload_time_series import Streams, between_hosts

@@ -17,13 +17,13 @@ from ringtap.analysis.job.captured_payload_per_iteration import lost_packets
 from ringtap.analysis.job.flows import CrossTrafficDestinations
 from ringtap.analysis.model.bytes_per_iteration import demand
 from ringtap.analysis.pcap import read_captures
-from ringtap.analysis.pcap.traffic import Traffic
+from ringtap.analysis.pcap.captured_traffic import Traffic
 from ringtap.analysis.runs.node_records import NodeLogs
 from ringtap.analysis.runs.run import JobRun, SweepRun, window_on_reference, within_window
 from ringtap.analysis.runs.samples_to_iterations import Borders, shares
 from ringtap.analysis.runs.sockets import SocketLog, socket_log
 from ringtap.analysis.statistics.quantiles import LEVEL
-from ringtap.analysis.structure.flows_beside_cross_traffic import CROSSING, ONLY, SHARED, moving_average
+from ringtap.analysis.structure.flow_roles_and_rates import CROSSING, ONLY, SHARED, moving_average
 from ringtap.analysis.sweeps.points import Point, ordered_windows
 from ringtap.core.errors import UsageError
 from ringtap.core.ethernet import family_of, headers_bytes
@@ -46,7 +46,7 @@ class CapturedFlow:
     """Payload of a flow at one capture point.
 
     Attributes:
-        role: one of the roles in `ringtap.analysis.structure.flows_beside_cross_traffic`.
+        role: one of the roles in `ringtap.analysis.structure.flow_roles_and_rates`.
         source: sending host.
         destination: receiving host.
         place: node on which it was captured.

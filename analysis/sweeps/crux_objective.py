@@ -15,7 +15,7 @@ import pandas as pd
 from scipy import special
 
 from ringtap.analysis.statistics.quantiles import LEVEL
-from ringtap.analysis.statistics.short_series import MIN_STRETCHED, stretches_of
+from ringtap.analysis.statistics.short_correlated_series import MIN_STRETCHED, stretches_of
 
 _ROUNDED = 1 + 1e-9  # whole numbers of iterations may be a little less
 MAX_FLOP = 1e30  # of an iteration, as in plans

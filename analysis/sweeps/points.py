@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.results_for_notebooks import with_section
+from ringtap.analysis.notebook_formatting import with_section
 from ringtap.analysis.runs.run import JobRun, SweepRun, window_on_reference, within_window
 from ringtap.analysis.runs.samples_to_iterations import Borders, Integers, counter_steps, growth
 from ringtap.analysis.statistics.mean_errors import independent_counts

@@ -12,11 +12,11 @@ import pandas as pd
 from scipy import special
 
 from ringtap.analysis.job.iterations_of_ranks import logged_passes, merged_spans
-from ringtap.analysis.results_for_notebooks import Columns, described, with_section
+from ringtap.analysis.notebook_formatting import Columns, described, with_section
 from ringtap.analysis.runs.run import JobRun, SweepRun, window_on_reference, within_window
 from ringtap.analysis.runs.samples_to_iterations import Integers
 from ringtap.analysis.statistics.quantiles import LEVEL
-from ringtap.analysis.statistics.short_series import mean_error
+from ringtap.analysis.statistics.short_correlated_series import mean_error
 from ringtap.analysis.statistics.to_arrays import Array
 from ringtap.analysis.sweeps.crux_objective import Computation, computation, flop_of, with_gain
 from ringtap.analysis.sweeps.points import counted_bps

@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 
 from ringtap.analysis.job.run import Job
-from ringtap.analysis.results_for_notebooks import described_table
+from ringtap.analysis.notebook_formatting import described_table
 from ringtap.analysis.runs.run import JobRun, SweepRun, read_run
 from ringtap.analysis.statistics.two_sample import Comparison
 from ringtap.analysis.sweeps import points
-from ringtap.analysis.sweeps.equal_loads import AtLoad, at_load, common_share, compare_moved
+from ringtap.analysis.sweeps.compare_at_equal_loads import AtLoad, at_load, common_share, compare_moved
 from ringtap.analysis.sweeps.series_analysis import Series, analyze
 from ringtap.core.check_api_arguments import instance_of
 from ringtap.core.errors import UsageError, did_you_mean
@@ -187,7 +187,7 @@ def read_point(
     sweep: Sweep, series: str, step: int, filter: str | None = None, progress: Progress | None = None
 ) -> Slice:
     """Read the packets of `Sweep.packets`, with what is known of them."""
-    from ringtap.analysis.job.packet_slices import PointSpan, read_slice
+    from ringtap.analysis.job.packets_in_time_span import PointSpan, read_slice
 
     windows = [window for window in sweep.run.windows if window["series"] == sweep._known(series)]
     points = [window for window in windows if window.get("step") == step]

@@ -32,7 +32,7 @@ def test_training_is_that_of_an_all_reduce(tmp_path: Path, warm: WarmInterpreter
     with ExitStack() as stack:
         servers = []
         for words in others:
-            command = [sys.executable, "-m", "ringtap.workload.message_graph_all_reduce", "--workers", str(WORKERS)]
+            command = [sys.executable, "-m", "ringtap.workload.ddp_message_graph_exchange", "--workers", str(WORKERS)]
             servers.append(stack.enter_context(subprocess.Popen([*command, "--collective", *words], env=env)))
             stack.callback(servers[-1].kill)
         output, _ = warm.run([str(JOB), json.dumps(ALGORITHMS)], tmp_path / "job", env, WORKERS)
@@ -55,8 +55,8 @@ def test_an_algorithm_that_does_not_go_with_the_workers_is_named(algorithm: str,
     from torch.distributed import HashStore
 
     from ringtap.core.errors import UsageError
+    from ringtap.workload.ddp_message_graph_exchange import GradientExchange
     from ringtap.workload.lowering import Algorithms
-    from ringtap.workload.message_graph_all_reduce import GradientExchange
 
     with pytest.raises(UsageError, match=says):
         GradientExchange(HashStore(), 0, 3, Algorithms(algorithm))
@@ -73,7 +73,7 @@ def test_an_algorithm_that_does_not_go_with_the_workers_is_named(algorithm: str,
 def test_a_server_that_cannot_start_says_so(
     arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ringtap.workload.message_graph_all_reduce import main
+    from ringtap.workload.ddp_message_graph_exchange import main
 
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.delenv("MASTER_PORT", raising=False)

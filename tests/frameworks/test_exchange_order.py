@@ -127,7 +127,7 @@ def test_only_what_waits_for_a_message_that_is_late_is_late(
     import torch
     from torch import distributed as dist
 
-    from ringtap.workload.message_graph_all_reduce import GradientExchange
+    from ringtap.workload.ddp_message_graph_exchange import GradientExchange
 
     graph = algorithms.graph(Collective.ALL_REDUCE, workers, ELEMENTS)
     for held in range(0, len(graph), max(1, len(graph) // 4)):

@@ -45,7 +45,7 @@ def test_wrong_methods_are_refused(arguments: tuple[str, int, int], says: str) -
     import torch.distributed as dist
     from torch import nn
 
-    from ringtap.workload.runtime_gradient_scheduler import TensorScheduler
+    from ringtap.workload.torch_gradient_scheduler import TensorScheduler
 
     with pytest.raises(UsageError, match=says):
         TensorScheduler([nn.Linear(2, 2)], *arguments)
@@ -55,7 +55,7 @@ def test_wrong_methods_are_refused(arguments: tuple[str, int, int], says: str) -
 def test_gradients_on_accelerators_are_refused() -> None:
     from torch import nn
 
-    from ringtap.workload.runtime_gradient_scheduler import TensorScheduler
+    from ringtap.workload.torch_gradient_scheduler import TensorScheduler
 
     with pytest.raises(UsageError, match="gradients on meta cannot be ordered"):
         TensorScheduler([nn.Linear(2, 2), nn.Linear(2, 2, device="meta")], "fifo")

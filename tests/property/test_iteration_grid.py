@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtap.agents.hook.ringtap_hook.time_shift import Grid
+from ringtap.agents.hook.ringtap_hook.iteration_time_shift import Grid
 
 pytestmark = pytest.mark.computes
 

@@ -17,7 +17,7 @@ from ringtap.core.flow_plan_file import PlanFile, write_plan
 from ringtap.core.flow_plan_format import FORMAT
 from ringtap.core.flow_plan_table import read_plan
 from ringtap.trafficgen.plans.registry import make_plan
-from ringtap.trafficgen.plans.requirements import requirements
+from ringtap.trafficgen.plans.sending_requirements import requirements
 from tests.unit.web_plans import PlanSpec, web_plan
 
 pytestmark = [pytest.mark.computes, pytest.mark.long]

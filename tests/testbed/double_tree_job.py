@@ -16,7 +16,7 @@ from ringtap.examples.scale_model import (
     model_layers,
     train,
 )
-from ringtap.workload.message_graph_all_reduce import exchange_gradients
+from ringtap.workload.ddp_message_graph_exchange import exchange_gradients
 
 SCALE, COMPUTE_S, ITERATIONS = 100, 0.1, 20
 

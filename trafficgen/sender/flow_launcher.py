@@ -27,12 +27,12 @@ from ringtap.core.sent_flow_log import FIELDS as SENT_FIELDS
 from ringtap.trafficgen import protocol
 from ringtap.trafficgen.flow_log import FlowLog
 from ringtap.trafficgen.outgoing_sockets import TcpState, in_force
-from ringtap.trafficgen.plans.requirements import PlanRequirements
+from ringtap.trafficgen.plans.sending_requirements import PlanRequirements
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.completion_notices import Listener
+from ringtap.trafficgen.sender.connection_pool import ConnectionPool, PooledConnection, Waiting, WorkerHandle
 from ringtap.trafficgen.sender.ipc import FlowState
 from ringtap.trafficgen.sender.options import FIRST_BYTES, PAYLOAD
-from ringtap.trafficgen.sender.pool import ConnectionPool, PooledConnection, Waiting, WorkerHandle
 from ringtap.trafficgen.statistics import Ending, FlowStatistics
 
 if TYPE_CHECKING:

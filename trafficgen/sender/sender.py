@@ -24,13 +24,13 @@ from ringtap.core.sent_flow_log import FIELDS as SENT_FIELDS
 from ringtap.trafficgen import protocol
 from ringtap.trafficgen.flow_log import FlowLog
 from ringtap.trafficgen.outgoing_sockets import Transport, outgoing_socket
-from ringtap.trafficgen.plans.requirements import requirements
+from ringtap.trafficgen.plans.sending_requirements import requirements
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.completion_notices import Listener
+from ringtap.trafficgen.sender.connection_pool import WorkerHandle
 from ringtap.trafficgen.sender.flow_launcher import Done, Go, Launcher, Ready
 from ringtap.trafficgen.sender.ipc import Channel, SharedSlots
 from ringtap.trafficgen.sender.options import SendOptions
-from ringtap.trafficgen.sender.pool import WorkerHandle
 from ringtap.trafficgen.sender.worker import Destination, Report, SenderWorker
 from ringtap.trafficgen.statistics import FlowStatistics
 from ringtap.trafficgen.worker_processes import WorkerProcesses, raise_file_limit

@@ -16,8 +16,8 @@ from ringtap.core.untrusted_files import refuse_existing
 from ringtap.workload.command_options import add_algorithms, add_ranks_per_host, algorithms, ranks_per_host
 
 if TYPE_CHECKING:
+    from ringtap.workload.fluid_sharing_model import Share
     from ringtap.workload.interleaving import Circles, InterleavedLink, PeriodicJob, Schedule
-    from ringtap.workload.unscheduled_jobs import Share
 
 MAX_JOBS, MAX_LINKS = 6, 16
 MAX_PHASES = 1000
@@ -171,7 +171,7 @@ def read_shares(text: str, jobs: int) -> list[Share]:
     Raises:
         UsageError: the rule is not understood, or has not one number per job.
     """
-    from ringtap.workload.unscheduled_jobs import MLTCP, Share
+    from ringtap.workload.fluid_sharing_model import MLTCP, Share
 
     rule, _, rest = text.partition("=")
     if text in ("fair", "mltcp"):
@@ -233,7 +233,7 @@ def _run_shared(
         priority_levels,
         random_paths_flop_per_s,
     )
-    from ringtap.workload.unscheduled_jobs import Share, share_link, share_paths
+    from ringtap.workload.fluid_sharing_model import Share, share_link, share_paths
 
     iterations, shares, paths = sharing.iterations, sharing.shares, [0] * len(jobs)
     item: dict[str, Any] = {"rule": sharing.rule, "iterations": iterations}

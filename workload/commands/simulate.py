@@ -14,7 +14,7 @@ from ringtap.core.units import counted, format_rate, parse_duration_s, whole_num
 from ringtap.workload.command_options import add_network, algorithms, hosts_of, network, ranks_per_host, read_loads
 
 if TYPE_CHECKING:
-    from ringtap.workload.simulated_loads import CrossPlan, LoadSimulator
+    from ringtap.workload.simulate_under_cross_traffic import CrossPlan, LoadSimulator
     from ringtap.workload.simulator_logs import SimulatorLog
 
 _SIMULATORS = ("astra-sim", "loggopsim")
@@ -78,7 +78,7 @@ def result(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         UsageError: the options are wrong, or an input cannot be read.
     """
     from ringtap.workload.simulate_iterations import busiest_links, critical_path
-    from ringtap.workload.simulated_loads import LEAST_ITERATIONS, MAX_ITERATIONS
+    from ringtap.workload.simulate_under_cross_traffic import LEAST_ITERATIONS, MAX_ITERATIONS
     from ringtap.workload.simulated_run import parameters_of, write_run
     from ringtap.workload.workload import assumed_of_others
 
@@ -136,7 +136,7 @@ def result(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
 def _simulator(options: argparse.Namespace) -> tuple[LoadSimulator, list[CrossPlan]]:
     """Return the simulator and the plans of the command line, on a network with room for both."""
     from ringtap.workload.simulate_iterations import check_room
-    from ringtap.workload.simulated_loads import LoadSimulator, read_cross
+    from ringtap.workload.simulate_under_cross_traffic import LoadSimulator, read_cross
     from ringtap.workload.workload import read_workload
 
     workload, chosen = read_workload(options.workload), algorithms(options)

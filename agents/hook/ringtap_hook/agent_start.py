@@ -38,7 +38,7 @@ def _start(python: str, settings: Settings) -> None:
         os.environ["RINGTAP_HOST"] = os.uname().nodename
         os.environ["RINGTAP_NODE"] = settings.node
         arguments = [settings.run, settings.node, str(os.getpid())]
-        command = [python, "-c", RUN_MODULE, "ringtap.agents.node.record_unsupervised", *arguments]
+        command = [python, "-c", RUN_MODULE, "ringtap.agents.node.record_unsupervised_process", *arguments]
         actions = [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inherited()]
         shell = os.posix_spawn(
             "/bin/sh",

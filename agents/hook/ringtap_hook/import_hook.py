@@ -21,15 +21,15 @@ ATTACHERS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
         ((), "agent_start"),
         (("steps",), "steps"),
         (("profile",), "layer_profiler"),
-        ((), "register_ddp_comm_hook"),
+        ((), "replace_ddp_all_reduce"),
     ),
     "torch.amp.grad_scaler": ((("steps",), "loss_scaler"),),
     "torch.cuda.amp.grad_scaler": ((("steps",), "loss_scaler"),),  # in older releases
-    "torch.nn.parallel.distributed": ((("ddp",), "ddp_logging_data"), ((), "register_ddp_comm_hook")),
+    "torch.nn.parallel.distributed": ((("ddp",), "ddp_logging_data"), ((), "replace_ddp_all_reduce")),
     "torch.distributed.distributed_c10d": (
         (("steps", "ddp"), "record_files"),
         (("nccl",), "enable_nccl_log"),
-        (("profile",), "profiled_communication"),
+        (("profile",), "profiled_torch_distributed"),
     ),
     "torch.distributed.checkpoint.state_dict": ((("steps",), "excluded_steps"),),
     "horovod": (((), "agent_start"),),

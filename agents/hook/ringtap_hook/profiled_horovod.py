@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from . import layer_profiler, profiled_communication
+from . import layer_profiler, profiled_torch_distributed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _wrap(
             size = sum(one.numel() * one.element_size() for one in tensors)
             kind_of_data = str(tensors[0].dtype).replace("torch.", "")
             rows = kwargs.get("splits", args[0] if args else None) if kind == "all_to_all" else None
-            splits = () if rows is None else (profiled_communication.shares(size, rows),)
+            splits = () if rows is None else (profiled_torch_distributed.shares(size, rows),)
             ranks = tuple(range(module.size()))
             number = own.call(kind, size, ranks, None, 0, kind_of_data, "horovod", True, *splits)
         except Exception:  # the call itself says what is wrong with it

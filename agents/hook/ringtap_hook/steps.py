@@ -7,7 +7,7 @@ import sys
 import time
 from contextlib import suppress
 
-from . import count_backward_passes, error_log, time_shift
+from . import count_backward_passes, error_log, iteration_time_shift
 from .record_files import ProcessFile, json_line
 
 TYPE_CHECKING = False
@@ -51,7 +51,7 @@ class Recorder:
         self._file = ProcessFile(settings.steps_folder, ".rec", _FIELDS, "optimizer steps")
         self._described = ProcessFile(settings.steps_folder, ".optimizers.jsonl", None)
         self._off = False
-        self._grid = time_shift.from_environment(settings)
+        self._grid = iteration_time_shift.from_environment(settings)
         self._reset()
         os.register_at_fork(after_in_child=self._leave_parent)
 

@@ -13,7 +13,7 @@ from ringtap.core.sweep_plans.cluster_hosts import Cluster
 from ringtap.core.sweep_plans.collective_algorithms import Collectives
 from ringtap.core.sweep_plans.training_jobs import MODEL_NAME, SCALE_MODEL, Model, read_model
 from ringtap.core.toml_tables import TomlTable
-from ringtap.core.transports import VARIABLES, contradiction
+from ringtap.core.training_transports import VARIABLES, contradiction
 from ringtap.core.units import format_duration, parse_duration_s
 
 FREE, CASSINI = "free", "cassini"  # offsets of jobs: not kept, and those with the highest compatibility score

@@ -38,7 +38,7 @@ from ringtap.core.sweep_plans.jobs_that_share import (
 from ringtap.core.sweep_plans.training_jobs import SCALE_MODEL, Model, read_model
 from ringtap.core.testbed_options import LIMITS, TOPOLOGY_OF, LinkOptions
 from ringtap.core.toml_tables import PlanTables, TomlTable
-from ringtap.core.transports import contradiction, is_rdma
+from ringtap.core.training_transports import contradiction, is_rdma
 from ringtap.core.units import format_rate, is_share, parse_duration_s, parse_load, parse_rate_bps, parse_size_bytes
 
 CUSTOM = "custom"  # configuration of a testbed that names its hosts and roles

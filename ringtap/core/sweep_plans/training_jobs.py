@@ -21,7 +21,7 @@ from ringtap.core.thesis_neural_networks import (
     ring_bytes,
 )
 from ringtap.core.toml_tables import TomlTable
-from ringtap.core.transports import VARIABLES, carrier_of, label_problem
+from ringtap.core.training_transports import VARIABLES, carrier_of, label_problem
 from ringtap.core.units import parse_duration_s, parse_size_bytes
 
 FRAMEWORKS = ("ddp", "horovod")

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ringtap.workload.message_graph_all_reduce import exchange_gradients
+from ringtap.workload.ddp_message_graph_exchange import exchange_gradients
 
 
 def train(algorithm: str, counts: dict[str, int]) -> tuple[list[float], torch.Tensor]:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ringtap.workload.runtime_gradient_scheduler import TensorScheduler
+from ringtap.workload.torch_gradient_scheduler import TensorScheduler
 
 METHODS = [("fifo", 0, 0), ("tic", 0, 0), ("tac", 0, 0), ("p3", 400, 0), ("bytescheduler", 1000, 3000)]
 

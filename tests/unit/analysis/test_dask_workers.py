@@ -33,7 +33,7 @@ from ringtap.analysis.job.run import open_job
 from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.pcap import read_captures, scan_cache
 from ringtap.analysis.report.inputs import of_sweep
-from ringtap.analysis.runs import derived_tables
+from ringtap.analysis.runs import derived_table_cache
 from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.cli import main
 from ringtap.core.errors import MeasurementError, UsageError
@@ -130,15 +130,15 @@ def job(tmp_path: Path) -> Path:
 
 
 def test_a_job_is_joined_to_the_same_bits(tmp_path: Path, job: Path, executor: Executor) -> None:
-    sources = derived_tables.sources_of(job)
+    sources = derived_table_cache.sources_of(job)
     summaries = []
     for name, opened in (("alone", open_job(job)), ("together", open_job(job, executor))):
         summaries.append(summarize(opened))
-        derived_tables.write(opened, summaries[-1], tmp_path / name, sources)
+        derived_table_cache.write(opened, summaries[-1], tmp_path / name, sources)
     assert summaries[0] == summaries[1]
     assert any("n1/nic/nic.rec cannot be used" in line for line in summaries[1]["warnings"])
     assert any("n2/sockets/sockets.rec end in a torn record" in line for line in summaries[1]["warnings"])
-    for name in derived_tables.TABLES:
+    for name in derived_table_cache.TABLES:
         first, second = ((tmp_path / who / f"{name}.parquet").read_bytes() for who in ("alone", "together"))
         assert first == second, name
     assert len(pd.read_parquet(tmp_path / "together" / "byte_accounts.parquet"))
@@ -174,7 +174,7 @@ def test_the_verbs_say_the_same(tmp_path: Path, job: Path, capsys: pytest.Captur
             for where in ([], ["--dask", cluster.scheduler_address]):
                 assert main([*command, *where]) == 0
                 said.append(capsys.readouterr().out)
-                (tmp_path / "tables" / derived_tables.SOURCES).unlink(missing_ok=True)  # to be made again
+                (tmp_path / "tables" / derived_table_cache.SOURCES).unlink(missing_ok=True)  # to be made again
             assert said[0] == said[1], command[0]
 
 

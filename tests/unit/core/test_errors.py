@@ -20,7 +20,7 @@ SYSTEM = {name for name, kind in vars(builtins).items() if isinstance(kind, type
 SYSTEM |= {"Exception", "BaseException"}
 # the first stands alone, without ringtap's modules; the others take the system's message first
 OTHERWISE = {
-    "agents/hook/ringtap_hook/register_ddp_comm_hook.py",
+    "agents/hook/ringtap_hook/replace_ddp_all_reduce.py",
     "agents/hosts/remote.py",
     "agents/job/foreground_command.py",
     "agents/node/sampling.py",

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtap import open_sweep
-from ringtap.agents.sweep.disturbances import counted_bps
+from ringtap.agents.sweep.detect_disturbances import counted_bps
 from ringtap.collectors.collector_interface import Context
 from ringtap.collectors.ethtool import EthtoolCollector, counts_port
 from ringtap.collectors.infiniband import RdmaPort, rdma_ports

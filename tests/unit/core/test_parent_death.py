@@ -49,7 +49,7 @@ OTHERWISE = {
     "agents/job/foreground_command.py _start_waker": "looks at its parent",
     "agents/job/foreground_command.py spawn": "the caller says",
     "agents/job/supervisor.py run_job": "the job, which goes on",
-    "agents/sweep/load_choice.py LoadChoice.__enter__": "its standard input ends",
+    "agents/sweep/request_next_load.py LoadChoice.__enter__": "its standard input ends",
     "agents/testbed/init_process.py main": "its standard input ends, unless the testbed stays",
     "agents/testbed/start_testbed.py RunningTestbed._start": "its standard input ends, unless the testbed stays",
     "analysis/dask_workers.py _local": "Dask ends its workers",

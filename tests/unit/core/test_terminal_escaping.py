@@ -172,7 +172,7 @@ def _unguarded_writes(tree: ast.Module) -> Iterator[str]:
     "words",
     [
         ["agents.testbed.run_on_host", HOSTILE, "a", "true"],
-        ["agents.node.record_unsupervised", HOSTILE, "n0", "1"],
+        ["agents.node.record_unsupervised_process", HOSTILE, "n0", "1"],
         ["slurm.run_job_steps", "run", HOSTILE],
         pytest.param(
             ["collectors.python_capture", "--interface", "lo", "--write", HOSTILE + "/x/y"],

@@ -16,10 +16,10 @@ from ringtap.core.flow_plan_file import write_plan
 from ringtap.core.flow_plan_format import Flow
 from ringtap.core.run_directory import RunDirectory
 from ringtap.core.thesis_neural_networks import PROFILES
-from ringtap.workload import simulated_loads
+from ringtap.workload import simulate_under_cross_traffic
 from ringtap.workload.execution_trace import Node, NodeType
 from ringtap.workload.model_workloads import model_workload
-from ringtap.workload.simulated_loads import check_load, read_cross
+from ringtap.workload.simulate_under_cross_traffic import check_load, read_cross
 from ringtap.workload.simulated_run import parameters_of
 from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, read_workload, write_workload
@@ -208,7 +208,7 @@ def test_wrong_calls_end_in_one_sentence(
     (tmp_path / "several").write_text(
         json.dumps(header | {"version": 3, "flows": 3, "bytes": 3 * 10**6}) + "\n" + several
     )
-    monkeypatch.setattr("ringtap.workload.simulated_loads.MAX_NODES", 10_000)
+    monkeypatch.setattr("ringtap.workload.simulate_under_cross_traffic.MAX_NODES", 10_000)
     assert main(["workload", "simulate", "w", *LINKS, *arguments]) == 2
     error = capsys.readouterr().err
     assert (says or "100,000 iterations of 39 nodes are more than 10,000: give --iterations 256 or fewer") in error
@@ -254,10 +254,10 @@ def test_too_many_nodes_end_in_advice_that_can_be_followed(
 ) -> None:
     nodes = sum(map(len, read_workload(folder / "w").traces))
     simulate = ["workload", "simulate", str(folder / "w"), *LINKS, "--iterations"]
-    monkeypatch.setattr(simulated_loads, "MAX_NODES", 3 * nodes)
+    monkeypatch.setattr(simulate_under_cross_traffic, "MAX_NODES", 3 * nodes)
     assert main([*simulate, "4"]) == 2
     assert f"4 iterations of {nodes} nodes are more than {3 * nodes}: give --iterations 3 or" in capsys.readouterr().err
     assert main([*simulate, "3"]) == 0
-    monkeypatch.setattr(simulated_loads, "MAX_NODES", 2 * nodes - 1)
+    monkeypatch.setattr(simulate_under_cross_traffic, "MAX_NODES", 2 * nodes - 1)
     assert main([*simulate, "2"]) == 2
     assert "simulate a workload with fewer ranks, layers or micro-batches" in capsys.readouterr().err

@@ -361,10 +361,8 @@ def test_an_agent_is_started_once_on_a_node_without_supervisor(tmp_path: Path) -
     assert words[:2] == ["no", "child"]
     said = wait_for(tmp_path / "said", "end\n")
     assert said.count("arguments:") == 1, "the child of a process that has an agent asks for none"
-    assert (
-        f"arguments: -c {RUN_MODULE} ringtap.agents.node.record_unsupervised {tmp_path / 'run'} {HOST} {words[2]}\n"
-        in said
-    )
+    recorder = "ringtap.agents.node.record_unsupervised_process"
+    assert f"arguments: -c {RUN_MODULE} {recorder} {tmp_path / 'run'} {HOST} {words[2]}\n" in said
     assert "here: /\n" in said
     assert "RINGTAP" not in said.replace(str(tmp_path), "")
     assert f"PYTHONPATH={extra}\n" in said

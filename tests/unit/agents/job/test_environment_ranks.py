@@ -241,7 +241,7 @@ def test_each_start_of_a_job_records_into_a_run_of_its_own(
 
 
 def attach(run: Path, node: str, pid: int) -> "subprocess.CompletedProcess[str]":
-    arguments = [sys.executable, "-m", "ringtap.agents.node.record_unsupervised", str(run), node, str(pid)]
+    arguments = [sys.executable, "-m", "ringtap.agents.node.record_unsupervised_process", str(run), node, str(pid)]
     return subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=30)
 
 
@@ -254,7 +254,14 @@ def test_attached_processes_are_recorded_until_they_end(tmp_path: Path) -> None:
         began = time.monotonic()
         attaching = [
             subprocess.Popen(
-                [sys.executable, "-m", "ringtap.agents.node.record_unsupervised", str(run), "there", str(process.pid)]
+                [
+                    sys.executable,
+                    "-m",
+                    "ringtap.agents.node.record_unsupervised_process",
+                    str(run),
+                    "there",
+                    str(process.pid),
+                ]
             )
             for process in (one, two)
         ]

@@ -89,7 +89,14 @@ def test_a_capture_and_an_attached_process_with_closed_descriptors(tmp_path: Pat
     assert run_item(run)["status"] == "complete", run_item(run)["why"]
     assert rows_of(run)
     with subprocess.Popen(["sleep", "60"]) as watched:
-        attach = [sys.executable, "-m", "ringtap.agents.node.record_unsupervised", str(run), "there", str(watched.pid)]
+        attach = [
+            sys.executable,
+            "-m",
+            "ringtap.agents.node.record_unsupervised_process",
+            str(run),
+            "there",
+            str(watched.pid),
+        ]
         done = shell(closed, attach)
         assert (done.returncode, done.stderr) == (0, "")
         log = run / "nodes" / "there" / "nic" / "nic.rec"

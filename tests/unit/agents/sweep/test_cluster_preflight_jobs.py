@@ -8,7 +8,7 @@ import pytest
 from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.sweep.clock_offsets import ClockOffset, _offset, clock_offsets
 from ringtap.agents.sweep.cluster_preflight import _gpu_problems, _question, _tool_problems, cluster_roles
-from ringtap.agents.sweep.disturbances import PortRates, Watch
+from ringtap.agents.sweep.detect_disturbances import PortRates, Watch
 from ringtap.agents.sweep.measure_sharing_jobs import SharedLinks
 from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.run_directory import RunDirectory, write_json

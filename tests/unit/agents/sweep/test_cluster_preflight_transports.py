@@ -7,7 +7,7 @@ import pytest
 
 from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.sweep.cluster_preflight import HostAnswer, _rdma_problems, cluster_roles
-from ringtap.agents.sweep.disturbances import collect_options
+from ringtap.agents.sweep.detect_disturbances import collect_options
 from ringtap.agents.sweep.job_launch_commands import processes
 from ringtap.agents.sweep.resume_with_edited_plan import plan_changes
 from ringtap.agents.sweep.sweep_estimate import resolved

@@ -15,7 +15,7 @@ from ringtap.agents.sweep.job_shares import (
     predicted_begins_s,
     shares_of,
 )
-from ringtap.agents.testbed.link_shares import LEAST_SHARE, JobProgress, class_rates_bps
+from ringtap.agents.testbed.htb_link_shares import LEAST_SHARE, JobProgress, class_rates_bps
 from ringtap.agents.testbed.topology import JobShare, TestbedSpec
 from ringtap.core.errors import UsageError
 from ringtap.core.sweep_plans.sweep_plan import load_plan

@@ -10,14 +10,14 @@ import pytest
 
 from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.sweep import step_watcher
-from ringtap.agents.sweep.disturbances import Watch
+from ringtap.agents.sweep.detect_disturbances import Watch
 from ringtap.agents.sweep.measurement_windows import Condition, JobWindows, MeasuredJob, WindowSpan, remarks
 from ringtap.agents.sweep.step_watcher import StepWatcher
 from ringtap.core.errors import MeasurementError
 from ringtap.core.run_directory import RunDirectory
 from ringtap.core.sweep_plans.sweep_plan import SweepPlan, Window
 from tests.unit.agents.sweep.test_cluster_preflight_cluster import plan_of
-from tests.unit.agents.sweep.test_disturbances import STAGE
+from tests.unit.agents.sweep.test_detect_disturbances import STAGE
 
 pytestmark = pytest.mark.shares
 

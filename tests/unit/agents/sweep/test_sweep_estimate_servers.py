@@ -14,11 +14,11 @@ from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.hosts.worker import HostWorker, clean
 from ringtap.agents.node import agent_control_socket
 from ringtap.agents.sweep import host_roles as sweep_roles
+from ringtap.agents.sweep.capture_packets_at_loads import capture_points, check_capture
 from ringtap.agents.sweep.cluster_preflight import cluster_roles, local_job_problems
 from ringtap.agents.sweep.host_facts import free_port, job_facts, room_problem
 from ringtap.agents.sweep.job_failure_cause import failure_line, failure_messages
 from ringtap.agents.sweep.job_launch_commands import processes
-from ringtap.agents.sweep.packets_at_loads import capture_points, check_capture
 from ringtap.agents.sweep.resume_with_edited_plan import plan_changes
 from ringtap.agents.sweep.step_watcher import stalled_s
 from ringtap.agents.sweep.sweep_estimate import doubts, layout, resolved

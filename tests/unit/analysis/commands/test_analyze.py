@@ -10,7 +10,7 @@ import pytest
 from ringtap.analysis.job.run import open_job
 from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.job.summary_text import describe
-from ringtap.analysis.runs import derived_tables
+from ringtap.analysis.runs import derived_table_cache
 from ringtap.cli import main
 from ringtap.core.run_directory import RunDirectory, write_json
 from tests.gold.job_run import MS, START_NS, Node, Truth, write_ddp_job
@@ -37,7 +37,7 @@ def test_text_tables_and_json_say_the_same(run, capsys):
     job = open_job(run)
     pd.testing.assert_frame_equal(table, job.iterations)
     assert data["iterations_table"][3]["training_bytes"] == table["training_bytes"][3]
-    for name in derived_tables.TABLES:
+    for name in derived_table_cache.TABLES:
         assert len(pd.read_parquet(run / "derived" / f"{name}.parquet")) == len(getattr(job, name))
 
 
@@ -172,12 +172,12 @@ def test_without_pyarrow_the_text_is_there_all_the_same(run):
 
 def test_a_summary_that_was_cut_off_is_made_again(run):
     main(["analyze", str(run)])
-    sources = derived_tables.sources_of(run)
-    assert derived_tables.is_fresh(run / "derived", sources)
+    sources = derived_table_cache.sources_of(run)
+    assert derived_table_cache.is_fresh(run / "derived", sources)
     (run / "derived" / "flows.parquet").unlink()
-    assert not derived_tables.is_fresh(run / "derived", sources)
+    assert not derived_table_cache.is_fresh(run / "derived", sources)
     (run / "derived" / "sources.json").write_text("{")
-    assert not derived_tables.is_fresh(run / "derived", sources)
+    assert not derived_table_cache.is_fresh(run / "derived", sources)
 
 
 def test_wrong_directories_are_answered_in_a_sentence(tmp_path, capsys):

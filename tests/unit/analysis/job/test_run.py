@@ -11,7 +11,7 @@ from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.job.summary_text import describe
 from ringtap.analysis.live.follow_run import RunFollower
 from ringtap.analysis.plots.figures_on_axes import timeline
-from ringtap.analysis.runs.derived_tables import read_summary
+from ringtap.analysis.runs.derived_table_cache import read_summary
 from ringtap.cli import main
 from ringtap.core.append_only_logs import open_records
 from ringtap.core.errors import UsageError

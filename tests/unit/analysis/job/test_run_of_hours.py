@@ -15,10 +15,10 @@ from pyarrow import parquet
 
 from ringtap.analysis import dask_workers
 from ringtap.analysis.export import perfetto, tensorboard
-from ringtap.analysis.job.job_logs import JobLogs
+from ringtap.analysis.job.join_rank_and_node_logs import JobLogs
 from ringtap.analysis.job.run import Job, open_job
 from ringtap.analysis.report import page
-from ringtap.analysis.runs import derived_tables, node_batches
+from ringtap.analysis.runs import derived_table_cache, node_batches
 from ringtap.cli import main
 from ringtap.core.errors import MeasurementError
 from tests.gold.job_run import MS, Truth, write_ddp_job
@@ -51,7 +51,7 @@ def test_processes_find_what_one_finds_and_the_report_reads_it(
     assert made == {f"0000{number}.parquet" for number in range(3)}
     # that of multiprocessing may have begun in a test before this one, and stays
     assert not [one for one in psutil.Process().children() if "resource_tracker" not in " ".join(one.cmdline())]
-    stored = derived_tables.stored(open_job(run))
+    stored = derived_table_cache.stored(open_job(run))
     monkeypatch.setattr(page, "_MAX_EMBEDDED_BYTES", 100)
     with monkeypatch.context() as patch:
         for name in ("work", "traffic", "parts"):
@@ -67,7 +67,7 @@ def test_processes_find_what_one_finds_and_the_report_reads_it(
     # a log that has grown since makes the tables stale
     with (run / "nodes/n1/nic/nic.rec").open("ab") as log:
         log.write(b"torn")
-    assert type(derived_tables.stored(open_job(run))) is Job
+    assert type(derived_table_cache.stored(open_job(run))) is Job
 
 
 def test_a_process_that_dies_is_one_sentence() -> None:

@@ -18,9 +18,9 @@ from scapy.packet import Raw
 from ringtap.analysis.pcap import export_scan_tables, read_captures
 from ringtap.analysis.pcap import scan as scan_module
 from ringtap.analysis.pcap.capture_text import _SENTENCES, _note, damage, describe
+from ringtap.analysis.pcap.captured_traffic import Traffic
 from ringtap.analysis.pcap.scan import Scan, Scanned
 from ringtap.analysis.pcap.scan_dtypes import ARP, NOT_IP, is_ip
-from ringtap.analysis.pcap.traffic import Traffic
 from tests.unit.capture_makers import (
     A4,
     A6,

@@ -13,7 +13,7 @@ import pytest
 
 from ringtap.analysis.job import counters_per_iteration
 from ringtap.analysis.job.run import open_job
-from ringtap.analysis.runs import derived_tables, node_batches
+from ringtap.analysis.runs import derived_table_cache, node_batches
 from ringtap.cli import main
 from ringtap.core.errors import UsageError
 from tests.gold.job_run import MS, Truth, write_ddp_job
@@ -58,7 +58,7 @@ def test_batches_find_what_one_piece_finds(run: Path, tmp_path: Path, request: p
     request.getfixturevalue("long")
     parts = analyze(run, tmp_path / "parts")
     assert close(*(json.loads((folder / "summary.json").read_text()) for folder in (whole, parts)))
-    for name in derived_tables.TABLES:
+    for name in derived_table_cache.TABLES:
         one, other = (pd.read_parquet(folder / f"{name}.parquet") for folder in (whole, parts))
         if name in node_batches.TABLES:
             assert len(list((parts / f"{name}.parquet").glob("*.parquet"))) == 3
@@ -68,7 +68,7 @@ def test_batches_find_what_one_piece_finds(run: Path, tmp_path: Path, request: p
     job = open_job(run, derived=parts)
     pd.testing.assert_frame_equal(job.slow(0.5), open_job(run, derived=tmp_path / "other").slow(0.5))
     assert job.rank_iterations["rank"].tolist() == [0, 1, 2] * len(job.logs.work.iterations)
-    assert derived_tables.is_fresh(parts, derived_tables.sources_of(run))
+    assert derived_table_cache.is_fresh(parts, derived_table_cache.sources_of(run))
 
 
 def test_an_interrupted_analysis_goes_on(

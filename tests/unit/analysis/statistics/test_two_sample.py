@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import signal, special, stats
 
-from ringtap.analysis.statistics.short_series import mean_error, median_difference
+from ringtap.analysis.statistics.short_correlated_series import mean_error, median_difference
 from ringtap.analysis.statistics.two_sample import (
     _distance_p,
     _fisher_p,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtap.analysis.structure import closed_form_patterns
-from ringtap.analysis.structure.detection import Member, Training
+from ringtap.analysis.structure.detect_training_streams import Member, Training
 from ringtap.analysis.structure.period_from_silences import Periodicity
 from ringtap.analysis.structure.structure import Structure, find_structure, only_host
 from ringtap.analysis.structure.structure_text import describe

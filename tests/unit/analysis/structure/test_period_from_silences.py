@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.structure.detection import sort_out
+from ringtap.analysis.structure.detect_training_streams import sort_out
 from ringtap.analysis.structure.payload_time_series import PayloadStream
 from ringtap.analysis.structure.period_from_silences import find_periodicity, silences_of
 from ringtap.analysis.structure.structure import Structure, bursts_of, find_structure, iterations_of, peak_to_mean

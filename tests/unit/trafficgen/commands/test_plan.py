@@ -15,7 +15,7 @@ import pytest
 from ringtap.cli import main
 from ringtap.core.flow_plan_file import PlanFile
 from ringtap.core.units import counted
-from ringtap.trafficgen.plans.requirements import requirements
+from ringtap.trafficgen.plans.sending_requirements import requirements
 from ringtap.trafficgen.plans.size_distributions import WORKLOADS, read_cdf
 
 pytestmark = [pytest.mark.computes, pytest.mark.long]
@@ -171,7 +171,7 @@ def test_many_flows_take_little_memory_to_write_and_to_read(tmp_path: Path) -> N
     words = f"--kind consistent --load 2gbit --duration 1s --sizes fixed:1000 --to a:1 -o {path}"
     read = (
         "import sys, pathlib; from ringtap.core.flow_plan_file import PlanFile; "
-        "from ringtap.trafficgen.plans.requirements import requirements; "
+        "from ringtap.trafficgen.plans.sending_requirements import requirements; "
         "p = PlanFile(pathlib.Path(sys.argv[1])); "
         "assert requirements(p).flows == 250_000; assert sum(1 for _ in p.flows()) == 250_000"
     )

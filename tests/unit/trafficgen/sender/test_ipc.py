@@ -14,7 +14,7 @@ from ringtap.core.flow_plan_file import PlanFile
 from ringtap.core.host_port import format_address, parse_address
 from ringtap.core.run_directory_schema import FLOW_HEADER_BYTES
 from ringtap.trafficgen.flow_log import RECEIVED_FIELDS, FlowLog
-from ringtap.trafficgen.plans.requirements import requirements
+from ringtap.trafficgen.plans.sending_requirements import requirements
 from ringtap.trafficgen.protocol import FLOW
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.flow_launcher import NEVER, FlowQueue

@@ -10,7 +10,7 @@ from ringtap.agents.sweep.sweep_estimate import estimate, series_names
 from ringtap.cli import main
 from ringtap.core.errors import UsageError
 from ringtap.core.sweep_plans.sweep_plan import SweepPlan, load_plan
-from ringtap.core.transports import VARIABLES, carrier_of, is_rdma, label_problem
+from ringtap.core.training_transports import VARIABLES, carrier_of, is_rdma, label_problem
 
 pytestmark = pytest.mark.computes
 

@@ -162,7 +162,7 @@ def test_wrong_calls_are_answered_in_a_sentence(traffic, call, says):
 
 
 def test_rates_of_too_many_bins_are_not_filled(traffic, monkeypatch):
-    monkeypatch.setattr("ringtap.analysis.pcap.traffic._MAX_FILLED", 1000)
+    monkeypatch.setattr("ringtap.analysis.pcap.captured_traffic._MAX_FILLED", 1000)
     with pytest.raises(ringtap.UsageError, match="choose wider bins, select some of the traffic, or leave fill out"):
         traffic.rates("conversation", fill=True)
 

@@ -17,7 +17,7 @@ from ringtap.analysis.job.captured_payload_per_iteration import Packets, read_pa
 from ringtap.analysis.job.iterations_of_ranks import computation_by
 from ringtap.analysis.job.node_aggregation import Shared, join_rank_sums, join_sums, read_tables
 from ringtap.analysis.job.throughput_and_epochs import Given, Printed, read_output
-from ringtap.analysis.results_for_notebooks import Columns, described
+from ringtap.analysis.notebook_formatting import Columns, described
 from ringtap.analysis.runs.node_batches import Batches, BatchTable, digest
 from ringtap.analysis.runs.node_records import NodeLogs
 from ringtap.analysis.runs.read_binary_records import map_records

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtap.agents.sweep.choose_job_paths import (
+from ringtap.agents.sweep.choose_network_paths import (
     crux_paths,
     flow_capacity_bps,
     flows,

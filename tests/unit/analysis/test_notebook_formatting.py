@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import ringtap
-from ringtap.analysis.results_for_notebooks import as_time_ns, unit_of
+from ringtap.analysis.notebook_formatting import as_time_ns, unit_of
 from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import MS, START_NS, Truth, write_ddp_job
 
@@ -57,7 +57,7 @@ def test_each_column_of_a_table_has_a_description_and_no_column_a_reserved_name(
 
 OF_FRAMES = """
 import pandas as pd
-from ringtap.analysis.results_for_notebooks import described_table, documented
+from ringtap.analysis.notebook_formatting import described_table, documented
 
 class Owner:
     @property

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ringtap.agents.hosts import LocalHosts
-from ringtap.agents.sweep import disturbances
-from ringtap.agents.sweep.disturbances import (
+from ringtap.agents.sweep import detect_disturbances
+from ringtap.agents.sweep.detect_disturbances import (
     ConnectionBytes,
     Watch,
     change_place,
@@ -309,7 +309,7 @@ def test_iterations_that_stay_longer_at_the_same_load_end_the_series(tmp_path: P
 def test_a_host_whose_agent_was_killed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunDirectory.create(tmp_path / "run", "job", [], 0)
     rates_log(run.path, [100] * 10)
-    monkeypatch.setattr(disturbances, "_SILENT_S", 0.1)
+    monkeypatch.setattr(detect_disturbances, "_SILENT_S", 0.1)
     hosts = LocalHosts(["a"])
     wait_for_samples(hosts, run.path, 9 * S)
     with pytest.raises(MeasurementError, match=r"^a recorded nothing up to the end of the window: .*nodes/a/log/agent"):

@@ -10,7 +10,7 @@ from ringtap.agents.sweep.predict_from_message_graphs import expected_series, sc
 from ringtap.agents.testbed.topology import Roles, TestbedSpec
 from ringtap.core.sweep_plans.sweep_plan import load_plan
 from ringtap.core.thesis_neural_networks import PROFILES
-from ringtap.workload.expected_iteration import ExpectedIteration, expected_iteration
+from ringtap.workload.iteration_from_message_graphs import ExpectedIteration, expected_iteration
 from ringtap.workload.lowering import Algorithms
 from ringtap.workload.model_workloads import bucket_workload, buckets
 from ringtap.workload.topologies import Topology, fat_tree, leaf_spine, ring, star, with_host_at

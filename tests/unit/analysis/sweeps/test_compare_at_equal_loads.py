@@ -3,7 +3,7 @@ import pytest
 
 from ringtap.analysis.report.inputs import of_table
 from ringtap.analysis.statistics.two_sample import compare
-from ringtap.analysis.sweeps.equal_loads import at_load, compare_moved
+from ringtap.analysis.sweeps.compare_at_equal_loads import at_load, compare_moved
 
 pytestmark = pytest.mark.computes
 

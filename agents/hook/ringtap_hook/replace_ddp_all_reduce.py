@@ -51,7 +51,7 @@ def _exchange(model: Any) -> None:
         raise ValueError("behind the algorithm, only group=G, shards=K and pieces=P are known")
     from importlib import import_module
 
-    exchange = import_module("ringtap.workload.message_graph_all_reduce")  # of the job's Python, only now
+    exchange = import_module("ringtap.workload.ddp_message_graph_exchange")  # of the job's Python, only now
     exchange.exchange_gradients(model, name, **{key: int(value) for key, value in numbers.items()})
     _made += 1
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ringtap.analysis.runs.traffic_classes import CROSS
-from ringtap.analysis.structure.detection import Sorted
+from ringtap.analysis.structure.detect_training_streams import Sorted
 from ringtap.analysis.structure.payload_time_series import PayloadStream, Streams, between_hosts
 from ringtap.analysis.structure.period_from_silences import Integers
 

@@ -3,7 +3,7 @@
 A job calls `exchange_gradients` once after it has made its model. Parameter servers and switches that add are processes
 of their own, which join the job's workers at ``MASTER_ADDR`` and ``MASTER_PORT``:
 
-    python -m ringtap.workload.message_graph_all_reduce --collective parameter-server --shards 2 --workers 4 --number 0
+    python -m ringtap.workload.ddp_message_graph_exchange --collective parameter-server --workers 4 --number 0
 """
 
 # no annotations from the future: DistributedDataParallel compares those of the hook with classes

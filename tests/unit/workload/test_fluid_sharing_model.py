@@ -17,8 +17,7 @@ from ringtap.workload.crux_scheduling import (
     priority_levels,
     random_paths_flop_per_s,
 )
-from ringtap.workload.interleaving import PeriodicJob, Phase
-from ringtap.workload.unscheduled_jobs import (
+from ringtap.workload.fluid_sharing_model import (
     MLTCP,
     Share,
     divide_links,
@@ -26,6 +25,7 @@ from ringtap.workload.unscheduled_jobs import (
     share_link,
     share_paths,
 )
+from ringtap.workload.interleaving import PeriodicJob, Phase
 
 pytestmark = [pytest.mark.computes, pytest.mark.long]
 

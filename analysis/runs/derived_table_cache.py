@@ -15,12 +15,12 @@ import pandas as pd
 import ringtap
 from ringtap.analysis.job.collection_status import status
 from ringtap.analysis.job.iterations_of_ranks import computation_by
-from ringtap.analysis.job.job_logs import JobLogs, after_warm_up
+from ringtap.analysis.job.join_rank_and_node_logs import JobLogs, after_warm_up
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.throughput_and_epochs import Given
-from ringtap.analysis.results_for_notebooks import described_table
+from ringtap.analysis.notebook_formatting import described_table
 from ringtap.analysis.runs import node_batches
-from ringtap.analysis.runs.fingerprints import file_fingerprint, fingerprint
+from ringtap.analysis.runs.file_fingerprints import file_fingerprint, fingerprint
 from ringtap.core.errors import file_errors
 from ringtap.core.json_validation import ShapeError, load_json
 from ringtap.core.run_directory import write_json

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ringtap.analysis.pcap import traffic as traffic_module
+from ringtap.analysis.pcap import captured_traffic as traffic_module
 from ringtap.analysis.pcap.scan_captures import read_captures
 from ringtap.core.errors import UsageError
 from tests.unit.capture_makers import A4, A6, B4, B6, C4, MS, START_NS, Talk, classic, frames, roce, spaced, udp, usual
@@ -145,7 +145,10 @@ def test_wrong_questions_are_answered_in_a_sentence(traffic, monkeypatch):
         (lambda: traffic.binned(what="bits"), "'bits' is not counted: did you mean 'bytes'"),
         (lambda: traffic.binned([10**6]), "there is no flow 1000000: the flows are 0 to 7"),
         (lambda: traffic.rates("host"), "rates by 'host' are not known: did you mean 'hosts'"),
-        (lambda: traffic.rates(bin_s=0.0001), "cannot be made of bins of 1 ms: read the captures with bins of 100 µs"),
+        (
+            lambda: traffic.rates(bin_s=0.0001),
+            "cannot be made of bins of 1 ms: read the captures with bins of 100 µs",
+        ),
         (lambda: traffic.rates(bin_s=0.0015), "bins of 1.5 ms cannot be made"),
         (lambda: traffic.injection_rate(window=0), "moving average over 0 bins"),
         (lambda: traffic.injection_rate(what="packets"), "'packets' is not counted"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ringtap.core.flow_plan_file import PlanFile
-from ringtap.trafficgen.plans.requirements import PlanRequirements, requirements
+from ringtap.trafficgen.plans.sending_requirements import PlanRequirements, requirements
 from tests.unit.core.test_flow_plan_file import plan_file
 
 pytestmark = pytest.mark.computes

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.agents.sweep import load_choice
-from ringtap.agents.sweep.load_choice import LoadChoice
+from ringtap.agents.sweep import request_next_load
+from ringtap.agents.sweep.request_next_load import LoadChoice
 from ringtap.core.errors import MeasurementError
 
 pytestmark = pytest.mark.shares
@@ -16,11 +16,11 @@ ENDS_NS = [step * 10**8 for step in range(20)]
 
 
 def test_a_process_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_choice, "_ASKED_EVERY_S", 0.0)
+    monkeypatch.setattr(request_next_load, "_ASKED_EVERY_S", 0.0)
     with LoadChoice(tmp_path, 0.05) as choice:
         assert choice.is_known(ENDS_NS)
         os.kill(choice._process.pid, signal.SIGSTOP)
-        monkeypatch.setattr(load_choice, "_ANSWER_S", 0.5)
+        monkeypatch.setattr(request_next_load, "_ANSWER_S", 0.5)
         with pytest.raises(MeasurementError, match=r"gave no answer for 0\.5 s: .*next-load\.log"):
             choice.is_known(ENDS_NS)
 

@@ -1,8 +1,8 @@
-"""Records a process that no supervisor started: ``python -m ringtap.agents.node.record_unsupervised RUN NODE PID``.
+"""Records a process that no supervisor started.
 
-It records ranks on nodes where ``ringtap run`` itself does not run, as in ``ringtap run -- srun python train.py``. It
-starts or joins the node's agent, with the settings of the run, and exits. The agent stays until the attached processes
-have ended.
+``python -m ringtap.agents.node.record_unsupervised_process RUN NODE PID`` records ranks on nodes where ``ringtap run``
+itself does not run, as in ``ringtap run -- srun python train.py``. It starts or joins the node's agent, with the
+settings of the run, and exits. The agent stays until the attached processes have ended.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def attach(path: Path, node: str, pid: int) -> None:
 def main() -> int:
     """Run the module as a command with the arguments RUN NODE PID."""
     if len(sys.argv) != 4 or not sys.argv[3].isdigit():
-        raise UsageError("usage: python -m ringtap.agents.node.record_unsupervised RUN NODE PID")
+        raise UsageError("usage: python -m ringtap.agents.node.record_unsupervised_process RUN NODE PID")
     attach(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
     return 0
 

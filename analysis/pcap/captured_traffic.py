@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ringtap.analysis.notebook_formatting import as_time_ns, by_name, documented
 from ringtap.analysis.pcap import export_scan_tables
 from ringtap.analysis.pcap.scan import Scanned
 from ringtap.analysis.pcap.scan_dtypes import is_ip
-from ringtap.analysis.results_for_notebooks import as_time_ns, by_name, documented
 from ringtap.core.errors import UsageError, did_you_mean
 from ringtap.core.units import counted, duration_s, format_duration
 

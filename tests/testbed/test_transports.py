@@ -22,7 +22,7 @@ MODEL = ["--parameters", "250000", "--layers", "8", "--bucket-bytes", "262144", 
 PLAN = """\
 [sweep]
 name = "transports"
-loads = [0.75, 0.83]
+loads = [0.75, 0.89]
 traffic = ["iperf"]
 [window]
 warmup_iterations = 2
@@ -75,7 +75,7 @@ def test_two_variants_of_tcp_are_measured_and_compared(tmp_path: Path) -> None:
     assert (heavy["by"], heavy["names"]) == ("transport", ["tcp", "tcp-small-window"])
     # At one delivered load, both have the same rate left over, so less of the difference remains: with the small
     # window, the link stays partly idle while the job only computes. The forward pass alone, a third of 0.1 s, makes
-    # this 1 + 0.033 s x 50 Mbit/s / 10.7 Mbit = 1.16 (measured: 1.18 to 1.21).
+    # this 1 + 0.033 s x 50 Mbit/s / 10.7 Mbit = 1.16 (measured: 1.2 to 1.3).
     assert 1.1 < heavy["median_ratio"]["value"] < narrow.times_s[-1] / plain.times_s[-1]
     changed = plan.read_text().replace("16384", "32768")
     plan.write_text(changed)

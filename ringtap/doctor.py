@@ -192,24 +192,23 @@ def _doctor(options: argparse.Namespace) -> int:
         raise UsageError("--plan asks the hosts of a plan, and --site this machine: give one of them")
     if options.plan:
         item = diagnose_plan(options.plan, question, lambda text: print(text, file=sys.stderr))
-        reports = item["hosts"]
     else:
         item = _diagnose_here(question, options.site)
-        reports = [item]
     if options.json:
         print(json.dumps(item))
     else:
         colour = sys.stdout.isatty()
-        lines: list[str] = []
-        for report in reports:
-            lines += [f"{_plain(report['host'])}:"] if options.plan else []
-            lines += [*table(report, colour, options.verbose), ""]
         if options.plan:
-            lines += verdict(options.plan, item["problems"])
+            lines = verdict(options.plan, item["problems"])
+            alike: dict[tuple[str, ...], list[str]] = {}
+            for report in item["hosts"]:
+                alike.setdefault(tuple(table(report, colour, options.verbose)), []).append(_plain(report["host"]))
+            for rows, hosts in alike.items():
+                lines += ["", *_wrap(f"{', '.join(hosts)}:"), *rows]
         else:
             more = [] if options.verbose else ["Every check: ringtap doctor -v"]
             more += ["Next: ringtap run -- YOUR COMMAND"] if item["recordable"] else []
-            lines[-1:] = ["   ".join(more)] if more else []
+            lines = [*table(item, colour, options.verbose), *(["", "   ".join(more)] if more else [])]
         print("\n".join(lines), file=unguarded(sys.stdout))  # with colours; other text is without control characters
     return 0 if item["recordable"] else 1
 
@@ -229,13 +228,13 @@ def _diagnose_here(question: Question, given: str | None) -> dict[str, Any]:
 
 
 def verdict(plan: Path, problems: list[str]) -> list[str]:
-    """Return lines that say whether a plan can run, with the first problem in the last line."""
+    """Return lines that say whether a plan can run, and what prevents it."""
     if not problems:
         return [f"The plan can run. Next: ringtap sweep {shell_word(plan)}"]
     if len(problems) == 1:
         return [f"The plan cannot run: {_plain(problems[0])}."]
     listed = [f"  {number}. {_plain(problem)}" for number, problem in enumerate(problems, 1)]
-    return [*listed, "", f"The plan cannot run: {len(problems)} things prevent it, the first: {_plain(problems[0])}."]
+    return [f"The plan cannot run: {len(problems)} things prevent it.", *listed]
 
 
 def table(report: dict[str, Any], colour: bool, every: bool = False) -> list[str]:

@@ -64,7 +64,7 @@ def test_a_job_whose_script_is_not_there_cannot_run(tmp_path: Path) -> None:
         [*COMMAND, "plan.toml"], capture_output=True, text=True, cwd=tmp_path, check=False, timeout=60
     )
     assert done.returncode == 1
-    assert done.stdout.splitlines()[-1].startswith("The plan cannot run: model mine: the job's script train.py is not")
+    assert done.stdout.splitlines()[0].startswith("The plan cannot run: model mine: the job's script train.py is not")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -497,13 +497,13 @@ def test_the_status_of_a_sweep_that_was_killed(tmp_path: Path, capsys: pytest.Ca
     assert (item["status"], item["why"], item["series"][0]["status"]) == ("complete", "2 of 2 points", "complete")
 
 
-def test_the_doctors_last_line_says_that_a_plan_can_run_or_what_prevents_it() -> None:
+def test_the_doctors_first_line_says_that_a_plan_can_run_or_what_prevents_it() -> None:
     plan = Path("my plan.toml")
     assert verdict(plan, []) == ["The plan can run. Next: ringtap sweep 'my plan.toml'"]
     assert verdict(plan, ["S1 is\x1b[31m ill"]) == ["The plan cannot run: S1 is\\x1b[31m ill."]
-    lines = verdict(plan, ["S1 is ill", "S2 is full"])
-    assert lines[:2] == ["  1. S1 is ill", "  2. S2 is full"]
-    assert lines[-1] == "The plan cannot run: 2 things prevent it, the first: S1 is ill."
+    first, *listed = verdict(plan, ["S1 is ill", "S2 is full"])
+    assert first == "The plan cannot run: 2 things prevent it."
+    assert listed == ["  1. S1 is ill", "  2. S2 is full"]
 
 
 def test_hosts_that_cannot_record_packets_are_named_before_anything_is_measured() -> None:

@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.analysis.dask_workers import add_option, workers
-from ringtap.core.command_options import add_json, add_training, training_facts
+from ringtap.core.command_options import add_json, add_training, print_result, training_facts
 from ringtap.core.errors import UsageError
 from ringtap.core.terminal_escaping import one_line, shown_log
 
 # a table of more iterations than this is only in the Parquet file
 _MAX_IN_JSON = 20_000
+_OF_RUNS = ("output", "batch", "job_output", "target_accuracy", "phase", "dask")  # options
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
     """Add the arguments of the verb."""
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-    parser.add_argument("run", type=Path, metavar="RUN", help="a job's run directory, or one of a sweep's series")
+    run = "a job's run directory, one of a sweep's series, or a .parquet table of the operations of a pipeline"
+    parser.add_argument("run", type=Path, metavar="RUN", help=run)
     add_json(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="folder for the tables (default: RUN/derived)")
     add_training(parser)
@@ -30,6 +32,8 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 @shown_log()
 def _analyze(options: argparse.Namespace) -> int:
+    if options.run.suffix == ".parquet" and not options.run.is_dir():
+        return _stragglers(options)
     from ringtap.analysis.job.run import open_job
     from ringtap.analysis.job.summary import summarize
     from ringtap.analysis.job.summary_text import describe
@@ -67,6 +71,16 @@ def _analyze(options: argparse.Namespace) -> int:
     print()
     print(f"{'Wrote' if written else 'Tables are in'} {folder}" if written or fresh else "No tables were written")
     return 0
+
+
+def _stragglers(options: argparse.Namespace) -> int:
+    """Print what stragglers cost a job of which there is a table of operations."""
+    from ringtap.analysis.job.pipeline_stragglers import describe, read_pipeline, stragglers
+
+    if given := [name for name in _OF_RUNS if getattr(options, name) is not None]:
+        raise UsageError(f"--{given[0].replace('_', '-')} is of runs, and {options.run} is a table of operations")
+    found = stragglers(read_pipeline(options.run))
+    return print_result(options, found, describe(found))
 
 
 def _rows(table: Any) -> list[dict[str, Any]]:

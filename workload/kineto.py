@@ -51,8 +51,10 @@ _EVENT: Shape = {"name": str, "cat": str, "ts": _US, "dur": _US, "args?": dict}
 MAX_JOB_RANKS = 100_000
 _RANK = Number(0, MAX_JOB_RANKS, whole=True)
 _INFO: Shape = {"rank?": _RANK, "world_size?": replace(_RANK, minimum=1), "pg_config?": [dict]}
+_PARAMETERS, _RANGES = "record_param_comms", ("nccl:", "gloo:")  # names of operations with parameters, and of ranges
 _GROUP = ("Process Group Name", "Group size", "Process Group Ranks")
 _FILES = ("*.json", "*.json.gz")
+_OTHER_DEVICES = {"hpu_op", "mtia_ccp_events"}  # categories of what accelerators run whose collectives are not NCCL's
 _ASSUMED_OF_GPUS = (
     "a collective waits for the kernels launched before it, unless it began before they ended",
     "the kernel after a wait of a stream, and the first of an optimizer step, wait for the collectives that have ended",
@@ -135,12 +137,8 @@ class _Trace:
         thread, begin = (str(event.get("pid")), str(event.get("tid"))), event["ts"]
         thread = self.threads.setdefault(thread, thread)
         span = _Span(begin, begin + event["dur"], name, thread, args)
-        if kind in GPU_CATEGORIES:
-            self.streams.add(thread)
-            if kind == "kernel" and "nccl" in name.lower():
-                self.collectives.append(span)
-            else:
-                self.kernels.append(_Kernel(begin, span.end, thread, str(args.get("correlation"))))
+        if kind in GPU_CATEGORIES or kind in _OTHER_DEVICES:
+            self._add_of_device(span, kind)
         elif kind in ("cuda_runtime", "cuda_driver"):
             if name.endswith("StreamWaitEvent"):
                 self.waits.append((begin, thread))
@@ -151,8 +149,8 @@ class _Trace:
                 self.steps.append(span)
             elif name.startswith("Optimizer.step#"):
                 self.optimizers.append(span)
-            elif name.startswith(("nccl:", "gloo:")):
-                self.ranges.append(self._with_shapes(span))
+            elif name.startswith(_RANGES):
+                self.ranges.append(span)
             elif kind == "cpu_op":
                 self._add_operation(span)
 
@@ -190,22 +188,45 @@ class _Trace:
         if len({one.thread[0] for one in steps}) > 1:
             raise UsageError(f"{self.path} has the steps of several processes: name one trace per rank")
 
+    def _add_of_device(self, span: _Span, kind: str) -> None:
+        if kind in _OTHER_DEVICES:
+            raise UsageError(f"{self.path} is of a device that is no GPU ({kind}): its collectives are not known")
+        self.streams.add(span.thread)
+        if kind == "kernel" and "nccl" in span.name.lower():
+            self.collectives.append(span)
+        else:
+            self.kernels.append(_Kernel(span.begin, span.end, span.thread, str(span.args.get("correlation"))))
+
     def _add_operation(self, span: _Span) -> None:
         begins, ends = self.operations[span.thread]
         begins.append(span.begin)
         ends.append(span.end)
-        if span.name == "record_param_comms":
+        if span.name == _PARAMETERS:
             self.parameters.append(span)
         elif span.name.startswith("c10d::"):
-            self.calls.append(self._with_shapes(span))
+            self.calls.append(span)
         elif span.name.startswith("autograd::engine::evaluate_function"):
             self.backward.append(span.begin)
 
-    def _with_shapes(self, span: _Span) -> _Span:
-        """Return an event with the inputs that the execution trace has of it."""
-        if "Input Dims" in span.args or not self.shapes:
-            return span
-        found = self.shapes.get(span.args.get("Record function id") or span.args.get("External id", -1))
+    def add_shapes(self) -> None:
+        """Add to the operations of communication the inputs that the execution trace has of them.
+
+        Both have the same ids since PyTorch 2.4, and in one run the same operations in the same order.
+        """
+        every = [*self.ranges, *self.calls, *self.parameters]
+        ids = {id(one): one.args.get("Record function id") or one.args.get("External id", -1) for one in every}
+        if not any(one.args.get("Record function id") for one in every):
+            ordered = sorted(every, key=lambda one: (one.begin, -one.end))
+            if [one.name for one in ordered] == [name for _, (name, _) in sorted(self.shapes.items())]:
+                ids = dict(zip(map(id, ordered), sorted(self.shapes), strict=True))
+        self.ranges, self.calls, self.parameters = (
+            [self._with_shapes(one, ids[id(one)]) for one in spans]
+            for spans in (self.ranges, self.calls, self.parameters)
+        )
+
+    def _with_shapes(self, span: _Span, number: int) -> _Span:
+        """Return an event with the inputs that the execution trace has of the operation of this id."""
+        found = self.shapes.get(number)
         if found is None:
             return span
         name, inputs = found
@@ -313,7 +334,7 @@ def _read_shapes(path: Path) -> dict[int, tuple[str, dict[str, Any]]]:
     found: dict[int, tuple[str, dict[str, Any]]] = {}
     try:
         for key, node in members(path, "nodes"):
-            if key != "nodes" or not str(node["name"]).startswith(("c10d::", "nccl:", "gloo:")):
+            if key != "nodes" or not str(node["name"]).startswith(("c10d::", _PARAMETERS, *_RANGES)):
                 continue
             if "input_shapes" in node:  # schema 1.0.1
                 names = {"values": "inputs", "shapes": "input_shapes", "types": "input_types"}
@@ -332,6 +353,8 @@ def _read_shapes(path: Path) -> dict[int, tuple[str, dict[str, Any]]]:
 
 def _profile(trace: _Trace, steps_each: int, *, says_share: bool) -> RankProfile:
     trace.keep_host()
+    if trace.shapes:
+        trace.add_shapes()
     trace.drop_earlier()
     path, steps = trace.path, trace.steps
     if not steps:
@@ -581,9 +604,20 @@ def _nccl_calls(trace: _Trace) -> list[_Call]:
         communication = Communication(kind, size_bytes, ranks, peer, backend="nccl")
         if kind == "all_to_all":
             is_even = args.get("Out msg nelems") in (None, args.get("In msg nelems"))
-            communication = _with_splits(trace, communication, args.get("In split size"), is_even=is_even)
+            text = args.get("In split size")
+            whole = _whole_splits(parameters) if trace.shapes and parameters else ""
+            # of lists of tensors, which may be uneven, an execution trace has no rows
+            if whole.strip("[]") or (whole and text is None and range_ and len(range_.args["Input Dims"]) == 1):
+                text = whole
+            communication = _with_splits(trace, communication, text, is_even=is_even)
         found[key] = _Call(launched, kernel.begin, kernel.end, communication, launched)
     return list(found.values())
+
+
+def _whole_splits(parameters: _Span) -> str:
+    """Return the list of the rows to each rank that an execution trace has of an all-to-all; empty if there is none."""
+    values = [str(value) for value in parameters.args.get("Concrete Inputs", [])]
+    return next((after for name, after in pairwise(values) if name.startswith("all_to_all")), "")
 
 
 def _gloo_calls(trace: _Trace) -> list[_Call]:
@@ -639,7 +673,8 @@ def _with_splits(
     if ranks > 1 and len(rows) != ranks and (rows or text is None or not is_even):
         raise UsageError(
             f"{trace.path} has an all-to-all of {ranks} ranks with {len(rows)} split sizes, so that the bytes to each "
-            "rank are not known: PyTorch cuts long lists short, and has none of lists of tensors or without shapes"
+            "rank are not known: PyTorch cuts long lists short, and has none of lists of tensors or without shapes; "
+            "--execution-trace has whole lists"
         )
     total = max(1, sum(rows))
     return communication._replace(splits=tuple(communication.size_bytes * row // total for row in rows))
@@ -691,7 +726,8 @@ def _group(trace: _Trace, args: dict[str, Any]) -> tuple[int, ...]:
     """Return the ranks of a collective."""
     every, (name, size, text) = trace.all_ranks, (args.get(each) for each in _GROUP)
     groups = trace.info.get("pg_config", [])
-    if size is None and len(groups) < 2:
+    sizes = {one.get("pg_size", len(re.findall(r"\d+", str(one.get("ranks"))))) for one in groups}
+    if size is None and (len(groups) < 2 or sizes == {len(every)}):
         return every
     texts = [text, *(one.get("ranks") for one in groups if name is not None and one.get("pg_name") == name)]
     for each in texts:  # the first one is cut short in large groups

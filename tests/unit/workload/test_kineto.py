@@ -415,8 +415,18 @@ def test_gloo_and_the_thread_of_the_training_loop(tmp_path: Path) -> None:
         "calls of torch.distributed for which gloo has no range send nothing"
     }
     two_groups = [{"pg_name": name, "ranks": [0]} for name in "01"]
+    assert communication(of_one_rank(tmp_path, [*gloo_step(0), *gloo_step(1)], pg_config=two_groups)) == communication(
+        workload
+    )
+    two_groups[1] = {"pg_name": "1", "ranks": []}
     with pytest.raises(UsageError, match="does not say which ranks take part"):
         of_one_rank(tmp_path, gloo_step(0), pg_config=two_groups)
+
+
+@pytest.mark.parametrize("category", ["mtia_ccp_events", "hpu_op"])
+def test_devices_that_are_no_gpus_are_refused(category: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"is of a device that is no GPU \\({category}\\)"):
+        of_one_rank(tmp_path, [*gloo_step(0), event(category, "matmul", 20, 40, 7)])
 
 
 def test_an_execution_trace_adds_shapes(tmp_path: Path) -> None:
@@ -705,6 +715,59 @@ def test_split_sizes_of_an_all_to_all_are_read(tmp_path: Path) -> None:
     silent = [step, *nccl(20, 40, 10, **metadata("all_to_all", 1000))]
     with pytest.raises(UsageError, match="of 2 ranks with 0 split sizes"):
         made(*(write(tmp_path / f"{rank}.json", trace(silent, rank, 2)) for rank in range(2)))
+
+
+def exchange_of_former_pytorch(rows: list[int], tensors: int = 1) -> tuple[list[Any], list[Any]]:
+    """An all-to-all of 10 numbers as PyTorch 2.0 traces it, with other ids than those of its execution trace."""
+    shapes = [[10 // tensors]] * tensors
+    events = [
+        event("user_annotation", "ProfilerStep#1", 0, STEP_US),
+        event("cpu_op", "c10d::alltoall_base_", 8, 20, BACKWARD, **{"External id": 5}),
+        event("cpu_op", "record_param_comms", 10, 18, BACKWARD, **{"External id": 6}),
+        event("user_annotation", "nccl:all_to_all", 12, 14, BACKWARD,
+              **{"External id": 7, "Input Dims": shapes, "Input type": ["float"] * tensors}),
+        *kernel(20, 40, 10, BACKWARD, "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(x)"),
+    ]  # fmt: skip
+    values = [["<Object>"], [[1, 2], 147, 0, 0, "all_to_allv", rows, [9]], [[1, 2]]]
+    names = ["c10d::alltoall_base_", "record_param_comms", "nccl:all_to_all"]
+    nodes = [
+        {"name": name, "id": place, "rf_id": 2 + 3 * place, "inputs": inputs, "input_shapes": shapes,
+         "input_types": ["Tensor(float)"] * tensors}
+        for place, (name, inputs) in enumerate(zip(names, values, strict=True))
+    ]  # fmt: skip
+    return events, nodes
+
+
+@pytest.mark.parametrize(
+    ("rows", "tensors", "sent"), [([3, 7], 1, [12, 28]), ([], 1, None), ([], 2, "with 0 split sizes")]
+)
+def test_an_execution_trace_adds_split_sizes(tmp_path: Path, rows: list[int], tensors: int, sent: Any) -> None:
+    paths, shapes = [], []
+    for rank in range(2):
+        events, nodes = exchange_of_former_pytorch(rows, tensors)
+        paths.append(write(tmp_path / f"{rank}.json", trace(events, rank, 2)))
+        shapes.append(write(tmp_path / f"et{rank}.json", {"schema": "1.0.1", "nodes": nodes}))
+    with pytest.raises(UsageError, match="--execution-trace has whole lists"):
+        made(*paths)
+    if isinstance(sent, str):
+        with pytest.raises(UsageError, match=sent):
+            made(*paths, execution_traces=(*shapes,))
+        return
+    node = next(node for node in made(*paths, execution_traces=(*shapes,)).traces[1] if node.type == NodeType.COMM_COLL)
+    assert (size_of(node), node.attributes.get("comm_split_bytes")) == (40, sent)
+
+
+def test_an_execution_trace_has_the_whole_of_lists_that_are_cut_short(tmp_path: Path) -> None:
+    exchange = metadata("all_to_allv", 10, ranks=range(2)) | {"In split size": "[3, ...]", "Record function id": 4}
+    events = [event("user_annotation", "ProfilerStep#1", 0, STEP_US), *nccl(20, 40, 10, **exchange)]
+    inputs = {"values": [[], 1, "0", 0, "all_to_allv", [3, 7]], "shapes": [[10]], "types": ["Tensor(float)"]}
+    node = {"name": "record_param_comms", "inputs": inputs, "attrs": [{"name": "rf_id", "value": 4}]}
+    shapes = write(tmp_path / "et.json", {"nodes": [node]})
+    paths = [write(tmp_path / f"{rank}.json", trace(events, rank, 2)) for rank in range(2)]
+    with pytest.raises(UsageError, match="of 2 ranks with 1 split sizes"):
+        made(*paths)
+    found = made(*paths, execution_traces=(shapes, shapes))
+    assert found.traces[0][1].attributes["comm_split_bytes"] == [12, 28]
 
 
 @pytest.mark.parametrize(

@@ -289,6 +289,11 @@ def _check_node(workload: Workload, rank: int, node: Node) -> None:
         amount = node.attributes.get(name, 0)
         if type(amount) not in (int, float) or not 0 <= amount < 2**64:  # type: ignore[operator]
             raise UsageError(f"{where} has a {name} of {amount!r}: it is a number, 0 or more")
+    if is_communication(node) and node.attributes.get("is_cpu_op"):
+        raise UsageError(
+            f"{where} communicates on a host (is_cpu_op), as in traces of Chakra's converter of 2024, which do not say "
+            "what it sends: convert the trace with a newer one"
+        )
     if node.type == NodeType.COMM_COLL:
         _check_collective(workload, rank, node)
     if is_communication(node):

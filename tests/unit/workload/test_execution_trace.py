@@ -186,6 +186,7 @@ def test_computations_without_anything_are_said(tmp_path: Path, capsys: pytest.C
             None,
             "the unknown comm_type 77: give it its",
         ),
+        (Node(1, "c", COLL, attributes={"is_cpu_op": True}), None, r"node 1 communicates on a host \(is_cpu_op\)"),
         (Node(1, "c", COLL, attributes={"comm_type": 0}), None, "node 1 has no comm_size"),
         (Node(1, "c", SEND, attributes={"comm_dst": 1}), None, "node 1 has no comm_size"),
         (

@@ -111,8 +111,8 @@ def read_kineto(path: Path) -> KinetoTrace:
                         f"{path} has more than {MAX_SPANS:,} spans or {MAX_EVENTS:,} events: profile fewer iterations"
                     )
             elif key == "distributedInfo":
-                check(value, {"rank": COUNT})
-                rank = value["rank"]
+                check(value, {"rank?": COUNT})
+                rank = value.get("rank")
             elif key == "baseTimeNanoseconds":
                 check(value, NS, key)
                 base_ns = value

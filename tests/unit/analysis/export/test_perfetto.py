@@ -408,6 +408,12 @@ def test_tracks_of_older_traces_have_the_same_names(tmp_path):
     assert names == ["thread 7", "GPU 0 stream 20", "GPU 0 stream 21", "thread 8"]
 
 
+def test_a_trace_may_be_of_a_job_without_saying_its_rank(tmp_path):
+    path = kineto(tmp_path / "k.json", None, 0, EVENTS)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"distributedInfo": {"backend": "nccl"}}))
+    assert read_kineto(path).rank is None
+
+
 @pytest.mark.parametrize(
     ("rank", "base_ns", "cut", "said"),
     [

@@ -107,7 +107,7 @@ def read_workload(path: Path, *, needs_times: bool = True) -> Workload:
     names = [found[rank].name for rank in range(len(found))]
     about, groups = _json(path / WORKLOAD_JSON), path / GROUPS_JSON
     if not (path / WORKLOAD_JSON).exists() or _are_groups(about):
-        about = {"sends": "eager", "assumptions": _of_others(traces)}
+        about = {"sends": "eager", "assumptions": [*_of_others(traces), *_without_absent_callers(traces)]}
         groups = groups if groups.exists() else path / f"{prefixes[0]}.json"  # as STAGE names it
     workload = Workload(traces, _groups(groups, len(found)), about, names)
     check_workload(workload)
@@ -140,6 +140,26 @@ def _of_others(traces: Sequence[Sequence[Node]]) -> list[str]:
             f"{counted(recorded, 'duration')} of communication or metadata: left out, as the network gives the times"
         )
     return found
+
+
+def _without_absent_callers(traces: Sequence[Sequence[Node]]) -> list[str]:
+    """Leave out control dependencies on nodes that are not there, and say so.
+
+    Chakra's converter of PyTorch's traces removes operations that only call others, but not what names them.
+    """
+    absent = 0
+    for trace in traces:
+        ids = {node.id for node in trace}
+        for node in trace:
+            known = [dep for dep in node.control_deps if dep in ids]
+            absent += len(node.control_deps) - len(known)
+            node.control_deps = known
+    what = counted(absent, "control dependency", "control dependencies")
+    return (
+        [f"{what} on nodes that the traces do not have: left out, as Chakra's converter leaves these out"]
+        if absent
+        else []
+    )
 
 
 def split_bytes(parts: Parts) -> tuple[tuple[int, ...], ...]:

@@ -173,6 +173,16 @@ def test_computations_without_anything_are_said(tmp_path: Path, capsys: pytest.C
     assert "1 of 2 computations without" in json.loads(capsys.readouterr().out)["assumptions"][1]
 
 
+def test_callers_that_chakra_removed_are_not_waited_for(tmp_path: Path) -> None:
+    """A trace that its converter made of PyTorch's names them as control dependencies."""
+    trace = [Node(2, "a", COMP, [1], duration_us=1), Node(3, "b", COMP, [2], duration_us=1)]
+    found = read_workload(written(tmp_path / "w", trace))
+    assert [node.deps for node in found.traces[0]] == [set(), {2}]
+    assert "1 control dependency on nodes that the traces do not have: left out" in found.about["assumptions"][-1]
+    with pytest.raises(UsageError, match="node 2 waits for node 1, which does not exist"):
+        read_workload(written(tmp_path / "v", [Node(2, "a", COMP, data_deps=[1])]))
+
+
 @pytest.mark.parametrize(
     ("node", "groups", "says"),
     [

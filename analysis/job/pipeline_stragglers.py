@@ -23,11 +23,12 @@ import pandas as pd
 from ringtap.core.errors import UsageError, file_errors
 from ringtap.core.terminal_escaping import one_line, text_table
 from ringtap.core.units import counted, format_duration
+from ringtap.core.untrusted_files import open_regular
 
 COLUMNS = ("rank", "dp_rank", "stage", "step", "optype", "seq_id", "mc", "start_ts", "duration")
 _KEY, _TIMES = ["optype", "seq_id", "stage"], ("start_ts", "duration")
 MAX_OPERATIONS = 20_000_000
-_COMPUTATION = {"forward": "forward-compute", "backward": "backward-compute"}
+_FORWARD, _BACKWARD = _PASSES = ("forward-compute", "backward-compute")
 _TO = {"forward": 1, "backward": -1}  # direction -> next stage
 _GATHER, _REDUCE, _EMBEDDING = "params-all-gather", "grads-reduce-scatter", "embedding-grads-all-reduce"
 _CLIP = "optimizer-clip-main-grad"
@@ -38,7 +39,7 @@ _OF_STAGES = {_EMBEDDING, _CLIP}  # of all stages that have them
 _OF_REPLICAS = {_GATHER, _REDUCE, _CLIP}  # of all data-parallel ranks
 _WAITING = _MESSAGES | _OF_STAGES | _OF_REPLICAS  # begin together; an operation's own time follows the last begin
 _MEDIAN = _WAITING | {"layernorm-grads-all-reduce"}  # outliers are of the network
-_KINDS = {*_COMPUTATION.values(), *_LAST, *_WAITING}
+_KINDS = {*_PASSES, *_LAST, *_WAITING}
 _CLOCK_S = 0.01  # clocks of ranks differ by less
 SLOWEST_SHARE = 0.03  # of the workers, rounded up
 _MOST = 5  # lines of a table
@@ -152,8 +153,8 @@ def _read(path: Path) -> pd.DataFrame:
     from pyarrow import ArrowException, parquet
 
     try:
-        with file_errors(path):
-            file = parquet.ParquetFile(path)
+        with file_errors(path), open_regular(path) as opened:
+            file = parquet.ParquetFile(opened)
             if missing := [name for name in COLUMNS if name not in file.schema_arrow.names]:
                 raise UsageError(f"{path} has no column {missing[0]!r}: a table of operations has {', '.join(COLUMNS)}")
             if not 0 < file.metadata.num_rows <= MAX_OPERATIONS:
@@ -161,21 +162,21 @@ def _read(path: Path) -> pd.DataFrame:
             table: pd.DataFrame = file.read(columns=list(COLUMNS)).to_pandas()
     except ArrowException as error:
         raise UsageError(f"{path} is not a Parquet file that can be read: {one_line(str(error))}") from error
-    for name in ("rank", "dp_rank", "stage", "step", "seq_id"):
-        if not pd.api.types.is_integer_dtype(table[name]) or table[name].min() < 0:
+    for name in set(COLUMNS) - {"optype", *_TIMES}:
+        if table[name].dtype.kind not in "iu" or (name != "mc" and table[name].min() < 0):
             raise UsageError(f"{path} has other values than whole numbers from 0 on in its column {name!r}")
-    if (
-        not all(pd.api.types.is_numeric_dtype(table[name]) and np.isfinite(table[name]).all() for name in _TIMES)
-        or table["duration"].min() < 0
-    ):
-        raise UsageError(f"{path} has an operation without a time: each needs start_ts and duration, in seconds")
+    for name in _TIMES:
+        if table[name].dtype.kind not in "iuf" or not np.isfinite(table[name]).all() or table["duration"].min() < 0:
+            raise UsageError(f"{path} has an operation without a time: each needs start_ts and duration, in seconds")
+        if table[name].dtype.kind != "f":
+            table[name] = table[name].astype(np.float64)
     table["optype"] = table["optype"].astype(str)
     if unknown := sorted(set(table["optype"]) - _KINDS):
         raise UsageError(
             f"{path} has operations {unknown[0]!r}, of which it is not known what they wait for: known are "
             f"{', '.join(sorted(_KINDS))}"
         )
-    if not (table["mc"] <= 0).all():
+    if table["mc"].max() > 0:
         raise UsageError(f"{path} has several chunks of the model per stage (mc): what they wait for is not known")
     return table.assign(end_ts=table["start_ts"] + table["duration"])
 
@@ -224,20 +225,17 @@ def _dependencies(
     path: Path, order: Sequence[Operation], ends: dict[Operation, float]
 ) -> Iterator[tuple[Operation, Operation]]:
     """Yield pairs of operations of which the first ends before the second begins; arguments as for `_events`."""
-    stages: dict[int, dict[str, list[Operation]]] = defaultdict(lambda: defaultdict(list))
+    stages: dict[int, list[Operation]] = defaultdict(list)
     for each in order:
-        stages[each.stage][each.kind].append(each)
-        for name, kinds in (("computed", _COMPUTATION.values()), ("shared", (_GATHER, _REDUCE))):
-            if each.kind in kinds:
-                stages[each.stage][name].append(each)
+        stages[each.stage].append(each)
     for number in range(len(stages)):
-        of = stages[number]
-        forward, backward, computed = of[_COMPUTATION["forward"]], of[_COMPUTATION["backward"]], of["computed"]
-        if not forward or not backward:
+        of = {kind: [one for one in stages[number] if one.kind == kind] for kind in _KINDS}
+        if not of[_FORWARD] or not of[_BACKWARD]:
             raise UsageError(f"{path} has no forward or no backward pass of stage {number}: record all stages")
-        chains = [computed, of["shared"]]
+        computed = [one for one in stages[number] if one.kind in _PASSES]
+        chains = [computed, [one for one in stages[number] if one.kind in (_GATHER, _REDUCE)]]
         for way, to in _TO.items():
-            passes = of[_COMPUTATION[way]]
+            passes = of[f"{way}-compute"]
             for end, peer in (("send", number + to), ("recv", number - to)):
                 messages = of[f"{way}-{end}"]
                 if len(messages) != (len(passes) if 0 <= peer < len(stages) else 0):
@@ -249,10 +247,10 @@ def _dependencies(
                 yield from zip(passes, messages, strict=False) if end == "send" else zip(messages, passes, strict=False)
                 if end == "recv":
                     yield from zip(passes, messages[1:], strict=False)
-        begun = computed.index(backward[0])
+        begun = computed.index(of[_BACKWARD][0])
         if begun > 1:  # messages of the backward pass wait for the forward pass before the last one
             yield from ((computed[begun - 2], one) for end in ("send", "recv") for one in of[f"backward-{end}"][:1])
-        yield from ((one, forward[0]) for one in of[_GATHER][-1:])
+        yield from ((one, of[_FORWARD][0]) for one in of[_GATHER][-1:])
         chains.append([max(computed, key=lambda one: ends[one]), *(one for kind in _LAST for one in of[kind])])
         for chain in chains:
             yield from pairwise(chain)
@@ -320,9 +318,10 @@ def describe(found: dict[str, Any]) -> list[str]:
         f"Stragglers make a step {found['slowdown']:.3f} times as long: {format_duration(found['step_s'])}, and "
         f"{format_duration(found['ideal_step_s'])} if each operation took as long as its kind usually does."
     )
-    who = "its stragglers"
-    if len(slowest["ranks"]) > 1:
-        who = f"those of the slowest {SLOWEST_SHARE:.0%} (ranks {', '.join(map(str, slowest['ranks']))})"
+    ranks = ", ".join(map(str, slowest["ranks"]))
+    who = (
+        "its stragglers" if len(slowest["ranks"]) == 1 else f"those of the slowest {SLOWEST_SHARE:.0%} (ranks {ranks})"
+    )
     worker = (
         f"Slowest worker: rank {first['rank']} (stage {first['stage']}, data-parallel rank {first['dp_rank']}). "
         f"Without {who}, {_gone(slowest['share'])}."

@@ -1,6 +1,7 @@
 """What stragglers cost, from tables of operations whose times were added up by hand."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ SECOND = [
     ("backward-send", 4.1, 4.2), ("optimizer-clip-main-grad", 4.1, 6.3), ("optimizer", 6.3, 6.4),
 ]  # fmt: skip
 LATE_S = 2.0
+TIMES = ("start_ts", "duration")
 
 
 def table(late: int | None = None, steps: int = 2) -> pd.DataFrame:
@@ -120,7 +122,11 @@ def with_backward_pass_first(operations: pd.DataFrame) -> pd.DataFrame:
         (lambda every: every[every["stage"] == 1], "no forward or no backward pass of stage 0"),
         (lambda every: every.assign(stage=every["stage"] - 1), "from 0 on in its column 'stage'"),
         (lambda every: every.assign(step="one"), "from 0 on in its column 'step'"),
+        (lambda every: every.assign(mc="0"), "in its column 'mc'"),
+        (lambda every: every.assign(seq_id=[0, *every["seq_id"].tolist()[1:-1], None]), "in its column 'seq_id'"),
         (lambda every: every.assign(start_ts="now"), "without a time"),
+        (lambda every: every.assign(duration=every["duration"] > 1), "without a time"),
+        (lambda every: every.assign(duration=-1.0), "without a time"),
         (lambda every: pd.concat([every, every]), "8 times in 2 steps"),
         (with_backward_pass_first, "wait for each other"),
     ],
@@ -137,8 +143,19 @@ def test_operations_without_length_are_refused(tmp_path: Path) -> None:
         answers(tmp_path, table().assign(duration=0.0))
 
 
+def test_times_may_be_whole_numbers(tmp_path: Path) -> None:
+    whole = table(late=1).assign(**{name: (table(late=1)[name] * 10).round().astype("uint64") for name in TIMES})
+    assert answers(tmp_path, whole)["slowdown"] == pytest.approx(8.4 / 7.4)
+
+
 def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "operations.parquet"
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        read_pipeline(path)
+    os.mkfifo(path)
+    with pytest.raises(UsageError, match="is not a regular file"):
+        read_pipeline(path)
+    path.unlink()
     path.write_text("no table")
     with pytest.raises(UsageError, match="is not a Parquet file"):
         read_pipeline(path)

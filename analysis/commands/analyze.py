@@ -12,6 +12,7 @@ from ringtap.analysis.dask_workers import add_option, workers
 from ringtap.core.command_options import add_json, add_training, print_result, training_facts
 from ringtap.core.errors import UsageError
 from ringtap.core.terminal_escaping import one_line, shown_log
+from ringtap.core.untrusted_files import RUN_JSON
 
 # a table of more iterations than this is only in the Parquet file
 _MAX_IN_JSON = 20_000
@@ -32,7 +33,8 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 @shown_log()
 def _analyze(options: argparse.Namespace) -> int:
-    if options.run.suffix == ".parquet" and not options.run.is_dir():
+    is_of_run = any((one / RUN_JSON).is_file() for one in options.run.parents)
+    if options.run.suffix == ".parquet" and options.run.is_file() and not is_of_run:
         return _stragglers(options)
     from ringtap.analysis.job.run import open_job
     from ringtap.analysis.job.summary import summarize

@@ -49,6 +49,9 @@ _READERS = {
     r"\.toml$": "ringtap sweep measures plans",
     r"\.pcap(ng)?(\.\w+)?$": "ringtap flows reads captures",
     r"\.html$": "a browser shows pages",
+    r"\.parquet$": "ringtap analyze reads tables of operations",
+    r"\.et$": "ringtap workload reads directories of execution traces",
+    r"trace\.json$|\.json\.gz$": "ringtap workload new --kineto reads traces of torch.profiler",
 }
 
 

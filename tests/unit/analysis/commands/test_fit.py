@@ -247,6 +247,9 @@ def test_fit_of_files_that_cannot_be_read(capsys, tmp_path):
     assert "cannot be read" in one_line_error(capsys, ["fit", tmp_path / "none.csv"])
     assert "is not a run directory" in one_line_error(capsys, ["fit", tmp_path])
     other = {"plan.toml": "ringtap sweep measures plans", "x.pcap": "ringtap flows reads captures"}
+    other |= {"t.parquet": "ringtap analyze reads tables of operations"}
+    other |= {"job.0.et": "ringtap workload reads directories of execution traces"}
+    other |= {"rank0.json.gz": "ringtap workload new --kineto reads traces of torch.profiler"}
     for name, words in (other | {"report.html": "a browser shows pages"}).items():
         (tmp_path / name).write_text("[sweep]\n")
         for verb in ("fit", "report"):

@@ -93,6 +93,13 @@ def test_analyze_prints_the_answer_first(tmp_path: Path, capsys: pytest.CaptureF
     assert "--phase is of runs" in capsys.readouterr().err
 
 
+def test_tables_of_a_run_are_not_read_as_operations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    table().to_parquet(tmp_path / "iterations.parquet")
+    assert main(["analyze", str(tmp_path / "iterations.parquet")]) == 2
+    assert f"it has no run.json; {tmp_path} is one" in capsys.readouterr().err
+
+
 def test_lost_time_that_is_not_there_has_no_shares(tmp_path: Path) -> None:
     found = answers(tmp_path, table()) | {"slowest": {"ranks": [0], "share": None}}
     assert "nothing changes, as no time is lost" in describe(found)[1]

@@ -47,7 +47,7 @@ _MOST = 5  # lines of a table
 Times = npt.NDArray[np.float64]
 
 
-class Operation(NamedTuple):
+class PipelineOperation(NamedTuple):
     """An operation of each step and each data-parallel rank.
 
     Attributes:
@@ -82,7 +82,7 @@ class Pipeline:
         length_s: time of each operation, step and data-parallel rank, without waiting for the others.
     """
 
-    operations: list[Operation]
+    operations: list[PipelineOperation]
     steps: list[int]
     dp_ranks: list[int]
     ranks: npt.NDArray[np.int64]
@@ -121,7 +121,7 @@ def read_pipeline(path: Path) -> Pipeline:
     first = table[(table["step"] == steps[0]) & (table["dp_rank"] == replicas[0])].sort_values(
         "start_ts", kind="stable"
     )
-    order = [Operation(*each) for each in zip(*(first[name] for name in _KEY), strict=True)]
+    order = [PipelineOperation(*each) for each in zip(*(first[name] for name in _KEY), strict=True)]
     ends = dict(zip(order, first["end_ts"], strict=True))
     counts = table.groupby(_KEY).size()
     once = table.drop_duplicates([*_KEY, "step", "dp_rank"]).groupby(_KEY).size() == len(steps) * len(replicas)
@@ -182,7 +182,10 @@ def _read(path: Path) -> pd.DataFrame:
 
 
 def _events(
-    path: Path, order: Sequence[Operation], ends: dict[Operation, float], places: dict[Operation, int]
+    path: Path,
+    order: Sequence[PipelineOperation],
+    ends: dict[PipelineOperation, float],
+    places: dict[PipelineOperation, int],
 ) -> list[_Event]:
     """Return the operations that begin together, each after those that it needs.
 
@@ -192,10 +195,10 @@ def _events(
         ends: their ends.
         places: their numbers.
     """
-    needs: dict[Operation, set[Operation]] = {each: set() for each in order}
+    needs: dict[PipelineOperation, set[PipelineOperation]] = {each: set() for each in order}
     for before, after in _dependencies(path, order, ends):
         needs[after].add(before)
-    groups: dict[tuple[Any, ...], list[Operation]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[PipelineOperation]] = defaultdict(list)
     for each in order:
         groups[_group(each)].append(each)
     graph = {name: {_group(need) for each in members for need in needs[each]} for name, members in groups.items()}
@@ -213,7 +216,7 @@ def _events(
     ]
 
 
-def _group(one: Operation) -> tuple[Any, ...]:
+def _group(one: PipelineOperation) -> tuple[Any, ...]:
     """Return what operations that begin together have in common, within a data-parallel rank."""
     way, _, end = one.kind.partition("-")
     if one.kind in _MESSAGES:
@@ -222,10 +225,10 @@ def _group(one: Operation) -> tuple[Any, ...]:
 
 
 def _dependencies(
-    path: Path, order: Sequence[Operation], ends: dict[Operation, float]
-) -> Iterator[tuple[Operation, Operation]]:
+    path: Path, order: Sequence[PipelineOperation], ends: dict[PipelineOperation, float]
+) -> Iterator[tuple[PipelineOperation, PipelineOperation]]:
     """Yield pairs of operations of which the first ends before the second begins; arguments as for `_events`."""
-    stages: dict[int, list[Operation]] = defaultdict(list)
+    stages: dict[int, list[PipelineOperation]] = defaultdict(list)
     for each in order:
         stages[each.stage].append(each)
     for number in range(len(stages)):

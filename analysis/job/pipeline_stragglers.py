@@ -159,11 +159,11 @@ def _read(path: Path) -> pd.DataFrame:
                 raise UsageError(f"{path} has no column {missing[0]!r}: a table of operations has {', '.join(COLUMNS)}")
             if not 0 < file.metadata.num_rows <= MAX_OPERATIONS:
                 raise UsageError(f"{path} has {file.metadata.num_rows:,} operations, not 1 to {MAX_OPERATIONS:,}")
-            table: pd.DataFrame = file.read(columns=list(COLUMNS)).to_pandas()
+            table: pd.DataFrame = file.read(columns=list(COLUMNS)).to_pandas(ignore_metadata=True)
     except ArrowException as error:
         raise UsageError(f"{path} is not a Parquet file that can be read: {one_line(str(error))}") from error
-    for name in set(COLUMNS) - {"optype", *_TIMES}:
-        if table[name].dtype.kind not in "iu" or (name != "mc" and table[name].min() < 0):
+    for name in ("rank", "dp_rank", "stage", "step", "seq_id"):
+        if table[name].dtype.kind not in "iu" or table[name].min() < 0:
             raise UsageError(f"{path} has other values than whole numbers from 0 on in its column {name!r}")
     for name in _TIMES:
         if table[name].dtype.kind not in "iuf" or not np.isfinite(table[name]).all() or table["duration"].min() < 0:
@@ -176,7 +176,7 @@ def _read(path: Path) -> pd.DataFrame:
             f"{path} has operations {unknown[0]!r}, of which it is not known what they wait for: known are "
             f"{', '.join(sorted(_KINDS))}"
         )
-    if table["mc"].max() > 0:
+    if table["mc"].dtype.kind not in "iuf" or table["mc"].max() > 0:
         raise UsageError(f"{path} has several chunks of the model per stage (mc): what they wait for is not known")
     return table.assign(end_ts=table["start_ts"] + table["duration"])
 

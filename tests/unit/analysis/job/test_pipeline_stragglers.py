@@ -129,7 +129,7 @@ def with_backward_pass_first(operations: pd.DataFrame) -> pd.DataFrame:
         (lambda every: every[every["stage"] == 1], "no forward or no backward pass of stage 0"),
         (lambda every: every.assign(stage=every["stage"] - 1), "from 0 on in its column 'stage'"),
         (lambda every: every.assign(step="one"), "from 0 on in its column 'step'"),
-        (lambda every: every.assign(mc="0"), "in its column 'mc'"),
+        (lambda every: every.assign(mc="0"), "several chunks"),
         (lambda every: every.assign(seq_id=[0, *every["seq_id"].tolist()[1:-1], None]), "in its column 'seq_id'"),
         (lambda every: every.assign(start_ts="now"), "without a time"),
         (lambda every: every.assign(duration=every["duration"] > 1), "without a time"),
@@ -148,6 +148,11 @@ def test_tables_that_do_not_say_enough_are_refused(change: Any, words: str, tmp_
 def test_operations_without_length_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="take no time"):
         answers(tmp_path, table().assign(duration=0.0))
+
+
+def test_chunks_may_be_null_and_columns_an_index(tmp_path: Path) -> None:
+    nulls = table(late=1).assign(mc=pd.array([None, *[0] * (len(table()) - 1)], dtype="Int64"))
+    assert answers(tmp_path, nulls.set_index(["rank", "step"]))["slowdown"] == pytest.approx(8.4 / 7.4)
 
 
 def test_times_may_be_whole_numbers(tmp_path: Path) -> None:

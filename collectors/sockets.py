@@ -1,8 +1,9 @@
 """Records TCP connections of this network namespace, from the kernel's socket diagnostics, without privilege.
 
-For a dump of all connections the kernel walks its whole hash table: 0.15 ms on a machine with 262,144 buckets, however
-few connections there are. Dumps are therefore made three times per second at most, and in between only the busy
-connections are queried individually. Answers are stored unchanged, and only if they differ from the last ones.
+For a dump of all connections the kernel walks its whole hash table: 0.15 to 1.3 ms on a machine with 262,144 buckets,
+however few connections there are. All connections are therefore read three times per second at most, by a dump only if
+some may be new, and in between only the busy ones. Answers are stored unchanged, and only if they differ from the last
+ones.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,10 @@ class SocketTable:
         known, self._known = self._known, self._current
         for identity in known.keys() - self._known.keys():
             self._miss(identity, known[identity])
+        self.choose_busy()
+
+    def choose_busy(self) -> None:
+        """Choose the busy connections, when all have been read."""
         for identity in self._changed:
             self._weigh(identity)
         self._changed.clear()
@@ -278,13 +283,22 @@ class SocketTable:
                 self._layouts.pop(head, None)
             position += aligned(size)
 
-    def take_answers(self, data: memoryview) -> None:
-        """Process the answers to ``question`` in its order, at multiples of `APART` bytes.
+    @property
+    def names(self) -> list[bytes]:
+        """All connections."""
+        return list(self._known)
+
+    def question_for(self, names: Iterable[bytes]) -> bytes:
+        """Return the request messages for connections, one after another."""
+        return b"".join([self._request[identity] for identity in names])
+
+    def take_answers(self, data: memoryview, asked: Sequence[bytes]) -> None:
+        """Process the answers about connections in the order of the requests, at multiples of `APART` bytes.
 
         Raises:
             OSError: the kernel refused the request.
         """
-        asked, count = self.asked, len(self.asked)
+        count = len(asked)
         number = vanished = 0
         while number < count:
             position = number * APART
@@ -386,11 +400,13 @@ class SocketTable:
         if len(self.asked) > self._asked_most:
             self.asked.sort(key=lambda identity: self._busy[identity][1], reverse=True)
             del self.asked[self._asked_most :]
-        self.question = b"".join([self._request[identity] for identity in self.asked])
+        self.question = self.question_for(self.asked)
 
 
-_DUMP_EVERY_NS = 300_000_000
-_DUMP_COST = 50  # dumps take a fiftieth of a core's time at most
+_READ_ALL_EVERY_NS = 300_000_000
+_READ_ALL_COST = 50  # that takes a fiftieth of a core's time at most
+_DUMP_EVERY_NS = 10_000_000_000  # at least: a connection may come without being opened here (CRIU)
+_ASKED_INSTEAD = 128  # connections that are asked for by name instead of a dump; for more, a dump may cost less
 _ASKED_MOST = 32  # queries in one sample: 0.06 ms with warm caches, 0.15 ms with cold ones
 _FAILURES_MOST = 10  # in a row
 
@@ -404,9 +420,9 @@ class SocketsCollector:
     def __init__(self, context: Context) -> None:
         self._context = context
         self.every_s = context.every_s
-        self._dump_due_ns = 0
+        self._all_due_ns = self._dump_due_ns = 0
         self._failures = 0
-        self._facts = {"dumps": 0, "samples": 0, "lost_answers": 0, "most_connections": 0}
+        self._facts = {"all_read": 0, "dumps": 0, "samples": 0, "lost_answers": 0, "most_connections": 0}
 
     def check(self) -> Check:
         """Check that the kernel answers, and how much of tcp_info it has."""
@@ -437,7 +453,7 @@ class SocketsCollector:
             "collector": self.name,
             "source": "NETLINK_SOCK_DIAG, INET_DIAG_INFO",
             "every_s": self.every_s,
-            "dump_every_s": max(self.every_s, _DUMP_EVERY_NS / 1e9),
+            "dump_every_s": max(self.every_s, _READ_ALL_EVERY_NS / 1e9),
             "asked_by_name_most": _ASKED_MOST,
             "asked_by_name_s": BUSY_NS / 1e9,
             "kernel_tcp_info_bytes": info_bytes,
@@ -449,6 +465,8 @@ class SocketsCollector:
         with contextlib.suppress(OSError):  # then the last bytes of a connection are missing
             self._closing = ClosingSockets()
         self._table = SocketTable(self._owners.want, _ASKED_MOST, awaits_ends=self._closing is not None)
+        self._opened = OpenedConnections()
+        self._opened_before: tuple[int, int] | None = None
         self.sample()
 
     def sample(self) -> None:
@@ -463,15 +481,15 @@ class SocketsCollector:
         self._take_ends()
         self._table.settle()
         try:
-            if now_ns >= self._dump_due_ns:
-                self._dump(now_ns)
+            if now_ns >= self._all_due_ns:
+                self._read_all(now_ns)
             elif self._table.asked:
-                self._ask()
+                self._ask(self._table.question, self._table.asked)
             self._failures = 0
         except OSError as error:  # for example answers that did not fit (ENOBUFS): the next sample is a dump
             self._facts["lost_answers"] += 1
             self._failures += 1
-            self._dump_due_ns = 0
+            self._all_due_ns = self._dump_due_ns = 0
             self._table.break_off_dump()
             self._netlink.drain()
             if self._failures >= _FAILURES_MOST:
@@ -480,7 +498,7 @@ class SocketsCollector:
 
     def stop(self) -> dict[str, Any]:
         """Take a last sample of all connections and close; return the numbers of samples, dumps and losses."""
-        self._dump_due_ns = 0
+        self._all_due_ns = 0
         try:
             self.sample()
             self._take_ends()
@@ -488,6 +506,7 @@ class SocketsCollector:
             self._writer.hold(self._table.records(), time.monotonic_ns())
         finally:
             self._netlink.close()
+            self._opened.close()
             if self._closing:
                 self._closing.close()
             self._writer.close()
@@ -497,32 +516,70 @@ class SocketsCollector:
             facts |= {"lost_ends": self._closing.lost, "pauses": self._closing.pauses}
         return facts | ({"owners_stopped": self._owners.failure} if self._owners.failure else {})
 
-    def _dump(self, now_ns: int) -> None:
-        """Dump all connections."""
+    def _read_all(self, now_ns: int) -> None:
+        """Read all connections: by name, unless some may be new, or there are many."""
         begun_ns = time.thread_time_ns()
+        opened = self._opened.read()
+        none_new = opened is not None and opened == self._opened_before and now_ns < self._dump_due_ns
+        if none_new and len(self._table) <= _ASKED_INSTEAD:
+            names = self._table.names
+            for first in range(0, len(names), _ASKED_MOST):
+                some = names[first : first + _ASKED_MOST]
+                self._ask(self._table.question_for(some), some)
+            self._table.choose_busy()
+        else:
+            self._dump()
+            self._opened_before, self._dump_due_ns = opened, now_ns + _DUMP_EVERY_NS
+        self._facts["all_read"] += 1
+        self._facts["most_connections"] = max(self._facts["most_connections"], len(self._table))
+        cost_ns = time.thread_time_ns() - begun_ns
+        every_ns = int(self.every_s * 1e9)
+        # half a period early, because samples are slightly early or late
+        self._all_due_ns = now_ns + max(_READ_ALL_EVERY_NS, every_ns, cost_ns * _READ_ALL_COST) - every_ns // 2
+
+    def _dump(self) -> None:
         self._table.begin_dump()
         for message in self._requests:
             self._netlink.dump(message, self._table.take)
         self._take_ends()  # of connections that ended meanwhile
         self._table.end_dump()
         self._facts["dumps"] += 1
-        self._facts["most_connections"] = max(self._facts["most_connections"], len(self._table))
-        cost_ns = time.thread_time_ns() - begun_ns
-        every_ns = int(self.every_s * 1e9)
-        # half a period early, because samples are slightly early or late
-        self._dump_due_ns = now_ns + max(_DUMP_EVERY_NS, every_ns, cost_ns * _DUMP_COST) - every_ns // 2
 
     def _take_ends(self) -> None:
         if self._closing:
             self._table.take_ends(self._closing.take())
 
-    def _ask(self) -> None:
-        """Query the busy connections; each answer is a datagram of its own."""
+    def _ask(self, question: bytes, asked: Sequence[bytes]) -> None:
+        """Query connections by name; each answer is a datagram of its own."""
         receive = self._netlink.receive_into
-        self._netlink.send(self._table.question)
-        for slot in self._slots[: len(self._table.asked)]:
+        self._netlink.send(question)
+        for slot in self._slots[: len(asked)]:
             receive(slot)
-        self._table.take_answers(self._netlink.buffer)
+        self._table.take_answers(self._netlink.buffer, asked)
+
+
+class OpenedConnections:
+    """The numbers of TCP connections that this network namespace has opened and accepted."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        with contextlib.suppress(OSError):  # then any connection may be new
+            self._fd = os.open(PROC / "thread-self/net/snmp", os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self) -> tuple[int, int] | None:
+        """Return the numbers; None if they are not known."""
+        try:
+            text = os.pread(self._fd, 1 << 14, 0)
+            names, values = (line.split() for line in text.split(b"\n") if line.startswith(b"Tcp:"))
+            active, passive = (int(values[names.index(name)]) for name in (b"ActiveOpens", b"PassiveOpens"))
+            return active, passive
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
 
 
 def _connect() -> tuple[NetlinkSocket, list[bytes]]:

@@ -309,7 +309,8 @@ def _rounds(logs: NodeLogs, file: RecordFile) -> Integers | None:
 def _mean_dump_s(logs: NodeLogs) -> float | None:
     """Return the mean time between samples of all connections; None if node.json does not have what it needs."""
     facts = logs.collectors.get("sockets", {})
-    samples, dumps, every_s = (facts.get(name) for name in ("samples", "dumps", "every_s"))
-    if not (samples and dumps and every_s):
+    samples, every_s = facts.get("samples"), facts.get("every_s")
+    all_read = facts.get("all_read") or facts.get("dumps")  # in older runs, all were read by dumps alone
+    if not (samples and all_read and every_s):
         return None
-    return float(every_s * (samples + (facts.get("missed_samples") or 0)) / dumps)
+    return float(every_s * (samples + (facts.get("missed_samples") or 0)) / all_read)

@@ -20,7 +20,7 @@ from ringtap.collectors import closing_sockets
 from ringtap.collectors import inet_diag_layout as layout
 from ringtap.collectors.collector_interface import Context
 from ringtap.collectors.netlink import HEADER_BYTES, aligned, attributes, message_at
-from ringtap.collectors.sockets import APART, SocketOwners, SocketsCollector, SocketTable
+from ringtap.collectors.sockets import APART, OpenedConnections, SocketOwners, SocketsCollector, SocketTable
 from ringtap.core.append_only_logs import RecordWriter, open_records, read_json_lines
 from ringtap.core.tcp_info import INFO_BYTES
 from tests.unit.agent_processes import wait_for
@@ -249,6 +249,59 @@ def test_bytes_between_the_last_sample_and_the_end(
     assert facts["ends"] >= 2 * is_told
 
 
+def test_connections_are_dumped_only_if_some_may_be_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a quiet connection, the bytes are read by name."""
+    monkeypatch.setattr("ringtap.collectors.sockets._READ_ALL_EVERY_NS", 0)
+    monkeypatch.setattr("ringtap.collectors.sockets._READ_ALL_COST", 0)
+    collector = SocketsCollector(Context(tmp_path, 1e-6))
+    dumps = []
+    with contextlib.ExitStack() as opened:
+        server = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        clients, accepted = [], []
+
+        def connect() -> None:
+            clients.append(opened.enter_context(socket.create_connection(server.getsockname())))
+            accepted.append(opened.enter_context(server.accept()[0]))
+
+        def sample() -> None:
+            collector.sample()
+            dumps.append(collector._facts["dumps"])
+
+        connect()
+        collector.start()
+        sample()
+        clients[0].sendall(bytes(1000))
+        assert len(accepted[0].recv(1000, socket.MSG_WAITALL)) == 1000
+        sample()
+        connect()
+        sample()
+        monkeypatch.setattr(collector._opened, "read", lambda: None)
+        sample()
+        ports = [client.getsockname()[1] for client in clients]
+        facts = collector.stop()
+    # other programs of this machine may open connections meanwhile, each of which is a dump more
+    assert dumps[0] <= dumps[1] < dumps[2] < dumps[3]
+    assert facts["all_read"] == facts["samples"] == 6
+    file = open_records(tmp_path / "sockets" / "sockets.rec")
+    names = [field.name for field in file.fields]
+    rows = [dict(zip(names, row, strict=True)) for row in file.tail()]
+    sent = [[row["bytes_acked"] for row in rows if int.from_bytes(row["sport"], "big") == port] for port in ports]
+    assert (max(sent[0]), sent[1][0]) == (1001, 1)
+
+
+def test_without_a_file_of_counters_any_connection_may_be_new(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    counters = OpenedConnections()
+    before = counters.read()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+        after = counters.read()
+    counters.close()
+    assert before is not None
+    assert after is not None
+    assert (after[0] > before[0], after[1] > before[1]) == (True, True)
+    monkeypatch.setattr("ringtap.collectors.sockets.PROC", tmp_path)
+    assert OpenedConnections().read() is None
+
+
 def test_ends_are_not_listened_to_where_too_many_connections_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(closing_sockets, "BUDGET", 10)
     monkeypatch.setattr(closing_sockets, "MEAN_RATE", 0.1)
@@ -335,7 +388,7 @@ def test_answers_to_a_question(table: SocketTable, tmp_path: Path) -> None:
         buffer[number * APART : number * APART + len(answer)] = answer
     asked = list(table.asked)
     table.begin(310 * MS, 310 * MS)
-    table.take_answers(memoryview(buffer))
+    table.take_answers(memoryview(buffer), table.asked)
     rows = rows_of(table.records(), tmp_path)
     assert [(row["state"], row["bytes_acked"]) for row in rows] == [(1, 60_000), (0, 50_000)]
     assert asked[2] not in table.asked
@@ -369,7 +422,7 @@ def test_damaged_datagrams_raise_nothing_but_oserror(data: st.DataObject) -> Non
     buffer = bytearray(3 * APART)
     buffer[: len(damaged)] = damaged[: len(buffer)]
     with contextlib.suppress(OSError):
-        table.take_answers(memoryview(buffer))
+        table.take_answers(memoryview(buffer), table.asked)
     assert len(table.records()) % 300 == 0
 
 
@@ -402,7 +455,7 @@ def test_owners_are_found_among_the_processes_that_can_be_read(tmp_path: Path) -
 def test_the_collector_works_without_a_connection_and_says_what_it_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ringtap.collectors.sockets._DUMP_EVERY_NS", 60_000 * MS)
+    monkeypatch.setattr("ringtap.collectors.sockets._READ_ALL_EVERY_NS", 60_000 * MS)
     context = Context(tmp_path, 0.01)
     collector = SocketsCollector(replace(context))
     check = collector.check()
@@ -410,7 +463,7 @@ def test_the_collector_works_without_a_connection_and_says_what_it_did(
     collector.start()
     collector.sample()
     facts = collector.stop()
-    assert (facts["samples"], facts["dumps"], facts["lost_answers"]) == (3, 2, 0)
+    assert (facts["samples"], facts["all_read"], facts["lost_answers"]) == (3, 2, 0)
     about = open_records(tmp_path / "sockets" / "sockets.rec").about
     assert about["collector"] == "sockets"
     assert about["absent"] == []

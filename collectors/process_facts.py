@@ -1,4 +1,4 @@
-"""Reads facts about a process: its rank in the job, its command if it is the user's own, and its resources."""
+"""Reads facts about a process: its rank in the job, its command if it is the user's own, its sockets and resources."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MIN_FIELDS = 22  # up to the resident pages
 # its second number is the run delay of the process's main thread
 _SCHEDULING = "schedstat"
+_SOCKET = "socket:["  # link of an open socket, before its inode
 
 
 def user_name() -> str:
@@ -40,13 +41,36 @@ def rank_in(environment: Mapping[str, str]) -> int | None:
     return next((int(text) for text in numbers if text.isascii() and text.isdigit()), None)
 
 
-def rank_of(pid: int, proc: Path = PROC) -> int | None:
-    """Return the rank in a process's initial environment; None if it has none, or the environment cannot be read."""
+def environment_of(pid: int, proc: Path = PROC) -> dict[str, str]:
+    """Return a process's initial environment; empty if it cannot be read."""
     try:
         variables = (proc / str(pid) / "environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:
-        return None
-    return rank_in(dict(variable.partition("=")[::2] for variable in variables))
+        return {}
+    return dict(variable.partition("=")[::2] for variable in variables)
+
+
+def rank_of(pid: int, proc: Path = PROC) -> int | None:
+    """Return the rank in a process's initial environment; None if it has none, or the environment cannot be read."""
+    return rank_in(environment_of(pid, proc))
+
+
+def socket_inodes(pid: int, proc: Path = PROC) -> set[int]:
+    """Return the inodes of a process's open sockets; none if it has ended or is another user's."""
+    folder = proc / str(pid) / "fd"
+    inodes: set[int] = set()
+    try:
+        names = os.listdir(folder)  # noqa: PTH208 -- a Path for each of thousands would cost more than the look-up
+    except OSError:
+        return inodes
+    for name in names:
+        try:
+            target = os.readlink(f"{folder}/{name}")  # noqa: PTH115
+        except OSError:  # closed meanwhile
+            continue
+        if target.startswith(_SOCKET):
+            inodes.add(int(target[len(_SOCKET) : -1]))
+    return inodes
 
 
 def command_of(pid: int, proc: Path = PROC) -> str:

@@ -25,6 +25,7 @@ _CLASSES = {
     "infiniband": ("ringtap.collectors.infiniband", "InfinibandCollector"),
     "ethtool": ("ringtap.collectors.ethtool", "EthtoolCollector"),
     "gpu": ("ringtap.collectors.gpu", "GpuCollector"),
+    "nccl-ras": ("ringtap.collectors.nccl_ras", "NcclRasCollector"),
     "packets": ("ringtap.collectors.packets", "PacketsCollector"),
 }
 ORDER = tuple(_CLASSES)

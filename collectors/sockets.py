@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import socket
 import struct
 import sys
@@ -34,7 +33,7 @@ from ringtap.collectors.netlink import (
     message_at,
     request,
 )
-from ringtap.collectors.process_facts import command_of, rank_of
+from ringtap.collectors.process_facts import command_of, rank_of, socket_inodes
 from ringtap.core.append_only_logs import HoldingRecordWriter, JsonLinesWriter
 from ringtap.core.errors import error_message
 from ringtap.core.run_directory_schema import OWNERS_JSONL, SOCKETS_REC
@@ -42,7 +41,6 @@ from ringtap.core.run_directory_schema import OWNERS_JSONL, SOCKETS_REC
 _MIN_PAUSE_S = 1.0
 _COST_SHARE = 0.01  # share of one core, at most
 _TRIES = 3  # a socket that no process of the job holds by then belongs to another one
-_PREFIX = "socket:["
 
 
 class SocketOwners:
@@ -105,7 +103,7 @@ class SocketOwners:
             return
         found: dict[int, int] = {}
         for pid in sorted(self._pids()):  # a child also has its parent's sockets open: the parent is the owner
-            for inode in self._inodes(pid) & wanted:
+            for inode in socket_inodes(pid, self.proc) & wanted:
                 found.setdefault(inode, pid)
         people = {pid: (rank_of(pid, self.proc), command_of(pid, self.proc)) for pid in set(found.values())}
         now_ns = time.time_ns()
@@ -119,23 +117,6 @@ class SocketOwners:
                     del self._wanted[inode]
             if self._wanted:
                 self._news.set()
-
-    def _inodes(self, pid: int) -> set[int]:
-        """Return the inodes of a process's open sockets; none if it has ended or is another user's."""
-        folder = self.proc / str(pid) / "fd"
-        inodes: set[int] = set()
-        try:
-            names = os.listdir(folder)  # noqa: PTH208 -- a Path for each of thousands would cost more than the look-up
-        except OSError:
-            return inodes
-        for name in names:
-            try:
-                target = os.readlink(f"{folder}/{name}")  # noqa: PTH115
-            except OSError:  # closed meanwhile
-                continue
-            if target.startswith(_PREFIX):
-                inodes.add(int(target[len(_PREFIX) : -1]))
-        return inodes
 
 
 APART = 1024  # bytes of the buffer for the answer to one query

@@ -12,7 +12,7 @@ import pandas as pd
 from ringtap.analysis.runs.node_records import NodeLogs
 from ringtap.core.run_completeness import failed_job
 
-ORDER = ("steps", "nic", "sockets", "qdisc", "host", "infiniband", "ethtool", "gpu", "packets", "clock")
+ORDER = ("steps", "nic", "sockets", "qdisc", "host", "infiniband", "ethtool", "gpu", "nccl-ras", "packets", "clock")
 COLUMNS = ["node", "collector", "state", "reason", "remedy", "missed_samples"]
 NOT_ASKED = "not asked for"
 SILENT_S = 60.0  # an agent writes node.json every 5 s

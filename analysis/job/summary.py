@@ -65,6 +65,7 @@ def summarize(job: Job) -> dict[str, Any]:
     data["slow_iterations"] = slow_iterations(job)
     data["captures"] = _captures(job)
     data["nccl"] = _nccl(job)
+    data["nccl_ras"] = _nccl_ras(job)
     data["marks"] = [{"at_s": (at_ns - job.logs.window_ns[0]) / 1e9, "text": text} for at_ns, text in read_marks(job)]
     data["not_collected"] = _not_collected(job)
     data["warnings"] = [*_log_warnings(job), *_byte_warnings(data), *_capture_warnings(job)]
@@ -300,6 +301,16 @@ def _nccl(job: Job) -> list[dict[str, Any]]:
 
     read = (node.read(name, read_nccl) for node in job.logs.nodes.values() for name in node.names("nccl/*.log"))
     return [found for found in read if found is not None]
+
+
+def _nccl_ras(job: Job) -> dict[str, Any]:
+    from ringtap.analysis.job.nccl_ras import answers, read_ras, state_text
+
+    nodes = job.logs.nodes.values()
+    ranks = [item for node in nodes for item in read_ras(node)]
+    begin_ns = job.logs.window_ns[0]
+    texts = [state_text(item, begin_ns) for item in ranks]
+    return {"answers": sum(map(answers, nodes)), "ranks": ranks, "texts": texts}
 
 
 def read_marks(job: Job) -> list[tuple[int, str]]:

@@ -16,6 +16,7 @@ from ringtap.core.units import counted, format_duration, format_rate, format_siz
 # interfaces with fewer bytes are not listed
 _FEW_BYTES = 1000
 _MAX_PHASES = 8
+_MAX_RAS = 8
 _MAX_EPOCHS = 20
 _EPOCH_HEADS = {
     "epoch": "epoch",
@@ -497,6 +498,12 @@ def _nccl(data: dict[str, Any]) -> list[str]:
         lines.append(f"{item['host']}: {rank}{version}, network {item['network'] or '-'}, {via}")
         lines += [f"  ring {number}: {' '.join(map(str, ring))}" for number, ring in enumerate(item["rings"][:2])]
         lines += [f"  NCCL warns: {text}" for text in item["warnings"][:3]]
+    ras = data["nccl_ras"]
+    lines += ras["texts"][:_MAX_RAS]
+    if len(ras["texts"]) > _MAX_RAS:
+        lines.append(f"RAS: {len(ras['texts']) - _MAX_RAS} more (--json has all).")
+    if ras["answers"] and not ras["texts"]:
+        lines.append(f"RAS: all ranks answered, and none stayed behind, in {counted(ras['answers'], 'answer')}.")
     return lines
 
 

@@ -57,6 +57,9 @@ HOST_REC = "host/host.rec"
 PROCESSES_REC = "host/processes.rec"
 RUN_DELAY = "run_delay_s"  # its column with the time in which a main thread waited for a processor
 PROCESSES_JSONL = "host/processes.jsonl"
+NCCL_RAS = "nccl-ras"
+NCCL_RAS_REC = f"{NCCL_RAS}/communicators.rec"
+NCCL_RAS_JSONL = f"{NCCL_RAS}/ranks.jsonl"
 PACKETS_JSON = "packets/packets.json"
 # of a sweep's packets at one load: their sockets, and the captures' facts; ``part`` is the number of the load step
 CAPTURED_SOCKETS, CAPTURED_JSON = "packets/{part}-sockets.rec", "packets/{part}-*.json"
@@ -292,6 +295,13 @@ LINK_STATE: Shape = {
     **{"t_ns": NS, "mono_ns?": NS, "nic": str, "up?": bool, "carrier": bool},
     **{"operstate?": _WORDS, "carrier_changes": (COUNT, None)},
 }
+# a change of what NCCL's RAS service says of a rank of a communicator
+RAS_RANK: Shape = {
+    **{"t_ns": NS, "communicator": str, "size": COUNT, "rank": COUNT, "host": str, "pid": int, "state": str},
+    **{"operations?": COUNT, "most_operations?": COUNT},
+}
+RAS_ANSWERS = "answers"  # its state at first, and again after another one
+RAS_BEHIND = "behind"  # it has launched fewer collectives than others, as at the answer before
 PROCESS: Shape = {"pid": COUNT, "parent?": (int, None), "rank?": (int, None), "command?": ([str], str, None)}
 BUCKETS: Shape = {"t_ns": NS, "module?": int, "bucket_bytes?": ([COUNT], None), "comm_hook?": str}
 MARK: Shape = {"t_ns": NS, "text?": str}
@@ -328,7 +338,7 @@ MIN_RISE = 1.2  # heaviest over lightest time, below which the curve is flat
 
 # columns that readers compute with, and the types that they may have
 _TIMES = dict.fromkeys(("t_ns", "mono_ns"), frozenset({"<i8"}))
-_SAMPLED = ("nic", "sockets", "qdisc", "host", "infiniband", "ethtool", "gpu", "packets", "clock")
+_SAMPLED = ("nic", "sockets", "qdisc", "host", "infiniband", "ethtool", "gpu", NCCL_RAS, "packets", "clock")
 # ``kind`` of a step record: a step that AMP skipped, and a mark of ``ringtap.step()``; 0 is a step
 SKIPPED_RECORD, MARK_RECORD = 1, 2
 # more steps of one optimizer in a row are iterations of their own, although other optimizers step before and after them

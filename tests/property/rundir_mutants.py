@@ -124,6 +124,10 @@ def _enrich(node: Path) -> None:
     """Files that a node may have beside a job's usual logs."""
     (node / "nccl").mkdir()
     shutil.copyfile(_GOLD / "job_nccl.log", node / "nccl" / "n0.1.log")
+    (node / "nccl-ras").mkdir()
+    rank = {"communicator": "0xae", "size": 2, "rank": 1, "host": "10.0.0.2", "pid": 7, "state": "behind"}
+    line = json.dumps({"t_ns": START_NS} | rank | {"operations": 8, "most_operations": 9})
+    (node / "nccl-ras" / "ranks.jsonl").write_text(f"{line}\n")
     (node / "horovod").mkdir()
     shutil.copyfile(_GOLD / "horovod-cached.json", node / "horovod" / "timeline.json")
     (node / "sent").mkdir()

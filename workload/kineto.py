@@ -43,6 +43,10 @@ _ELEMENT_BYTES = {
     "int": 4, "float": 4, "long": 8, "long int": 8, "double": 8, "complexfloat": 8, "complex<float>": 8,
     "complexdouble": 16, "complex<double>": 16,
 }  # fmt: skip
+# Ranges of collectives begin with the name of their backend. RCCL's are NCCL's; nccl2, NCCLX and other backends of
+# torchcomms have none, but kernels of NCCL and parameters.
+_RANGES, _UNREAD_RANGES = ("nccl:", "gloo:"), ("xccl:", "ucc:", "mpi:")
+_PARAMETERS = "record_param_comms"  # name of the operations that have the parameters of a collective
 # A thread that runs no operation for this long until a collective ends has waited for it
 WAIT_S = 1e-4
 _US = Number(0, 2**62)
@@ -51,7 +55,6 @@ _EVENT: Shape = {"name": str, "cat": str, "ts": _US, "dur": _US, "args?": dict}
 MAX_JOB_RANKS = 100_000
 _RANK = Number(0, MAX_JOB_RANKS, whole=True)
 _INFO: Shape = {"rank?": _RANK, "world_size?": replace(_RANK, minimum=1), "pg_config?": [dict]}
-_PARAMETERS, _RANGES = "record_param_comms", ("nccl:", "gloo:")  # names of operations with parameters, and of ranges
 _GROUP = ("Process Group Name", "Group size", "Process Group Ranks")
 _FILES = ("*.json", "*.json.gz")
 _OTHER_DEVICES = {"hpu_op", "mtia_ccp_events"}  # categories of what accelerators run whose collectives are not NCCL's
@@ -121,6 +124,7 @@ class _Trace:
         default_factory=lambda: defaultdict(lambda: (array("d"), array("d")))
     )
     backward: array[float] = field(default_factory=lambda: array("d"))  # begins of operations of the backward pass
+    unread: set[str] = field(default_factory=set)  # backends whose collectives are not read
     left_out: list[float] = field(default_factory=list)  # times of calls that no range of gloo carried out
     # ranks of a group -> what frameworks call it
     descriptions: dict[tuple[int, ...], set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -149,8 +153,8 @@ class _Trace:
                 self.steps.append(span)
             elif name.startswith("Optimizer.step#"):
                 self.optimizers.append(span)
-            elif name.startswith(_RANGES):
-                self.ranges.append(span)
+            elif name.startswith((*_RANGES, *_UNREAD_RANGES)):
+                self._add_range(span)
             elif kind == "cpu_op":
                 self._add_operation(span)
 
@@ -196,6 +200,12 @@ class _Trace:
             self.collectives.append(span)
         else:
             self.kernels.append(_Kernel(span.begin, span.end, span.thread, str(span.args.get("correlation"))))
+
+    def _add_range(self, span: _Span) -> None:
+        if span.name.startswith(_RANGES):
+            self.ranges.append(span)
+        else:
+            self.unread.add(span.name.partition(":")[0])
 
     def _add_operation(self, span: _Span) -> None:
         begins, ends = self.operations[span.thread]
@@ -361,10 +371,8 @@ def _profile(trace: _Trace, steps_each: int, *, says_share: bool) -> RankProfile
         raise UsageError(f"{path} has no iteration: call step() of torch.profiler, with a schedule, in each one")
     is_gpu = bool(trace.kernels or trace.collectives)
     calls = sorted(_nccl_calls(trace) if is_gpu else _gloo_calls(trace), key=lambda call: (call.launched, call.begin))
-    if not calls and is_gpu and any(one.name.startswith("gloo:") for one in trace.ranges):
-        raise UsageError(f"{path} has kernels of a GPU and collectives of gloo, which have none: use NCCL with GPUs")
     if not calls:
-        raise UsageError(f"{path} has no kernel of NCCL and no collective of gloo: profile a distributed job, GPUs too")
+        raise _without_calls(trace, is_gpu)
     edges, rest = _edges(trace, steps_each)
     timelines = list(_gpu_timelines(trace, calls, edges) if is_gpu else _cpu_timelines(trace, calls, edges))
     if rest or (is_gpu and len(timelines) > 1):
@@ -394,6 +402,18 @@ def _profile(trace: _Trace, steps_each: int, *, says_share: bool) -> RankProfile
     if "pg_config" not in trace.info:
         profile.assumptions.append("a collective is of all ranks where the trace does not say of which")
     return profile
+
+
+def _without_calls(trace: _Trace, is_gpu: bool) -> UsageError:
+    """Return the error of a trace without a collective that can be read."""
+    path = trace.path
+    if is_gpu and any(one.name.startswith("gloo:") for one in trace.ranges):
+        return UsageError(f"{path} has kernels of a GPU and collectives of gloo, which have none: use NCCL with GPUs")
+    if trace.unread:
+        return UsageError(f"{path} has collectives of {', '.join(sorted(trace.unread))}: use NCCL, RCCL or gloo")
+    hint = ", or unset TORCH_DISTRIBUTED_USE_TORCHCOMMS with gloo" if trace.parameters and not is_gpu else ""
+    advice = f"profile a distributed job, GPUs too{hint}"
+    return UsageError(f"{path} has no kernel of NCCL and no collective of gloo: {advice}")
 
 
 def _edges(trace: _Trace, steps_each: int) -> tuple[list[float], int]:

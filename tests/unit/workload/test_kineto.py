@@ -355,6 +355,17 @@ def test_a_number_of_ranks_that_groups_contradict_is_refused(tmp_path: Path, lis
         read_kineto_traces([path], alike=True)
 
 
+@pytest.mark.parametrize("name", ["ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "ncclKernelAllReduceCtranDirect<x>"])
+def test_nccl2_and_ncclx_have_parameters_without_ranges_and_ranks(tmp_path: Path, name: str) -> None:
+    args = metadata("all_reduce", 100)
+    del args["Process Group Ranks"]
+    step = event("user_annotation", "ProfilerStep#1", 0, STEP_US)
+    call = event("cpu_op", "record_param_comms", 17, 6, BACKWARD, **args)
+    events = [step, call, *kernel(20, 40, 10, BACKWARD, name)]
+    workload = made(*(write(tmp_path / f"{rank}.json", trace(events, rank, 2)) for rank in (0, 1)))
+    assert communication(workload) == [(Collective.ALL_REDUCE, 400)]
+
+
 def test_older_kernels_have_their_sizes_in_the_annotation(tmp_path: Path) -> None:
     step = event("user_annotation", "ProfilerStep#1", 0, STEP_US)
     note = event("user_annotation", "nccl:_all_gather_base", 19, 5, **{"Input Dims": [[8, 4]], "Input type": ["float"]})
@@ -563,7 +574,11 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         ),
         (
             trace([one for one in gpu_events() if one.get("cat") != "kernel"], ranks=1),
-            "profile a distributed job, GPUs too",
+            "profile a distributed job, GPUs too, or unset TORCH_DISTRIBUTED_USE_TORCHCOMMS with gloo",
+        ),
+        (
+            trace([*gpu_step(0)[:5], event("user_annotation", "xccl:all_reduce", 19, 5)], ranks=1),
+            "has collectives of xccl: use NCCL, RCCL or gloo",
         ),
         (trace([event("kernel", "k", 0, -1)], ranks=1), "event 1 is damaged .dur is not a number of at least 0"),
         (trace([1], ranks=1), "event 1 is damaged .it is not an object"),

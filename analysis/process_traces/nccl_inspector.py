@@ -14,6 +14,7 @@ from ringtap.core.append_only_logs import each_json_line
 from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import COUNT, Number, Shape, ShapeError, Text, check
 
+_PROMETHEUS = ".prom"  # ending of the files of NCCL_INSPECTOR_PROM_DUMP=1
 _US = Number(0, 2**52, whole=True)
 _LINE: Shape = {
     "header?": {"id": str, "comm_name?": str, "rank": COUNT, "n_ranks": COUNT},
@@ -59,6 +60,10 @@ def read_nccl_inspector(path: Path) -> OperationTrace:
         UsageError: it cannot be read, is damaged, holds several processes, no operation, operations without times, or
             too many.
     """
+    if path.suffix == _PROMETHEUS:
+        said = "has sums of operations for Prometheus, without their times"
+        advice = "unset NCCL_INSPECTOR_PROM_DUMP, set NCCL_INSPECTOR_DUMP_VERBOSE=1, and record the job anew"
+        raise UsageError(f"{path} {said}: {advice}")
     reader = OperationReader(path, "NCCL Inspector")
     header: dict[str, Any] = {}
     process: tuple[int, str] | tuple[()] = ()

@@ -157,6 +157,23 @@ def slices_of(path, tool):
     return found
 
 
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("node7_rank_12", 12),
+        ("comm_lib_trace_rank_3", 3),
+        ("rank0.json", 0),
+        ("trace_rank_1.pickle.bak", 1),
+        ("dump", None),
+    ],
+)
+def test_the_rank_is_at_the_end_of_a_dumps_name(tmp_path, name, rank):
+    """PyTorch's, torchcomms' and the debug server's own names; TORCH_FR_DUMP_DYNAMIC_FILE_NAME may have none."""
+    for profiled in ("nccl2:all_reduce", "ncclx:all_reduce", "c10d:all_reduce", "my communicator:all_reduce"):
+        found = read_flight_recorder(dump(tmp_path / name, entry(0, 100, 130, profiling_name=profiled)))
+        assert (found.rank, found.operations[0].name.split(", ")[0]) == (rank, profiled)
+
+
 def test_collectives_are_on_the_clock_of_the_run(job, tmp_path, capsys):
     recorded = dump(
         tmp_path / "nccl_trace_rank_1",
@@ -294,6 +311,11 @@ def test_logs_that_cannot_be_shown(job, tmp_path, capsys):
         path = lines(tmp_path / "log", *items)
         assert export(job, tmp_path / "t", "--nccl-inspector", path) == 2
         assert capsys.readouterr().err.startswith(f"ringtap: {path}{said}")
+    path = tmp_path / "nccl_inspector_metrics_GPU-1.prom"
+    path.write_text('nccl_bus_bandwidth_gbs{version="v5.1",collective="AllReduce"} 678.263\n')
+    assert export(job, tmp_path / "t", "--nccl-inspector", path) == 2
+    assert "for Prometheus, without their times: unset NCCL_INSPECTOR_PROM_DUMP, set" in capsys.readouterr().err
+    path.unlink()
     assert export(job, tmp_path / "t", "--nccl-inspector", tmp_path / "none") == 2
     assert capsys.readouterr().err == f"ringtap: {tmp_path}/none cannot be read: No such file or directory\n"
     assert main(["export", str(job), "--to", "csv", "-o", str(tmp_path / "t"), "--flight-recorder", "f"]) == 2

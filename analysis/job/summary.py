@@ -55,7 +55,8 @@ def summarize(job: Job) -> dict[str, Any]:
     data["phases"] = _phases(job)
     data["parts"] = _parts(job)
     data["bytes"] = _bytes(job)
-    data["demand"] = _demand(job)
+    data["nccl"] = _nccl(job)
+    data["demand"] = _demand(job, data["nccl"])
     data["byte_accounts"] = _byte_accounts(job)
     data["congestion"] = _congestion(job)
     data["nodes"] = _nodes(job)
@@ -64,7 +65,6 @@ def summarize(job: Job) -> dict[str, Any]:
     data["links"] = links(job)
     data["slow_iterations"] = slow_iterations(job)
     data["captures"] = _captures(job)
-    data["nccl"] = _nccl(job)
     data["nccl_ras"] = _nccl_ras(job)
     data["marks"] = [{"at_s": (at_ns - job.logs.window_ns[0]) / 1e9, "text": text} for at_ns, text in read_marks(job)]
     data["not_collected"] = _not_collected(job)
@@ -218,8 +218,8 @@ def _difference_in(table: pd.DataFrame, name: str, against: str) -> float | None
     return _difference(mean_of(both, name), mean_of(both, against))
 
 
-def _demand(job: Job) -> dict[str, Any]:
-    """Compare equation 3.1 with the bytes that the ranks' sockets sent."""
+def _demand(job: Job, nccl: list[dict[str, Any]]) -> dict[str, Any]:
+    """Compare equation 3.1 with the bytes that the ranks' sockets sent; ``nccl`` is what NCCL's logs say."""
     count = job.logs.work.world_size
     sums = job.logs.rank_sums.sum(numeric_only=True)
     synced, syncs = (plain(mean_of_sums(sums.to_frame().T, name).iloc[0]) for name in ("synced_bytes", "syncs"))
@@ -232,6 +232,8 @@ def _demand(job: Job) -> dict[str, Any]:
         for what in job.logs.work.phases.loc[job.logs.work.phases.index == job.logs.work.phase, "what"]
     ):
         why = f"{_SHARDED} sends parameters, too"
+    elif past := _transports_past_tcp(nccl):
+        why = f"NCCL sends by {', '.join(past)}, past TCP"
     expected = ring_bytes(synced, count) if synced and count > 1 and not why else None
     return {
         "gradient_bytes": job.logs.work.gradient_bytes,
@@ -301,6 +303,12 @@ def _nccl(job: Job) -> list[dict[str, Any]]:
 
     read = (node.read(name, read_nccl) for node in job.logs.nodes.values() for name in node.names("nccl/*.log"))
     return [found for found in read if found is not None]
+
+
+def _transports_past_tcp(nccl: list[dict[str, Any]]) -> list[str]:
+    """Return the transports that NCCL's logs name, unless one of them is TCP."""
+    found = {"/".join(transport.split("/")[:2]) for item in nccl for transport in item["links"].values()}
+    return [] if "NET/Socket" in found else sorted(found)
 
 
 def _nccl_ras(job: Job) -> dict[str, Any]:

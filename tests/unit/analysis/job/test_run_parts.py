@@ -158,7 +158,13 @@ def test_nccl_and_marks_are_in_the_text(tmp_path):
     folder = tmp_path / "job/nodes/n0/nccl"
     folder.mkdir()
     (folder / "node-a.1201.log").write_text((GOLD / "job_nccl.log").read_text())
-    text = "\n".join(describe(summarize(open_job(tmp_path / "job"))))
+    found = summarize(open_job(tmp_path / "job"))
+    # what sockets carry of such a job is bootstrap, and RAS's messages to keep its connections
+    assert (found["demand"]["expected_bytes"], found["demand"]["why"]) == (
+        None,
+        "NCCL sends by NET/IB, P2P/IPC, past TCP",
+    )
+    text = "\n".join(describe(found))
     assert "node-a: rank 2 of 4, 2.20.5+cuda12.4, network IB, mlx5_0 (IB), mlx5_1 (IB), ens7 (Socket)" in text
     assert "ring 1: 0 3 2 1" in text
 

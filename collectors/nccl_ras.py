@@ -21,6 +21,7 @@ from ringtap.core.append_only_logs import Field, JsonLinesWriter, RecordWriter
 from ringtap.core.json_validation import COUNT, Shape, Text, check, parse_json
 from ringtap.core.run_directory_schema import (
     NCCL_RAS_JSONL,
+    NCCL_RAS_PORT,
     NCCL_RAS_REC,
     NOT_NEEDED,
     RAS_ANSWERS,
@@ -29,7 +30,7 @@ from ringtap.core.run_directory_schema import (
 )
 from ringtap.core.units import counted
 
-ADDRESS = "localhost:28028"  # NCCL's default of NCCL_RAS_ADDR
+ADDRESS = f"localhost:{NCCL_RAS_PORT}"  # NCCL's default of NCCL_RAS_ADDR
 _EVERY_S = 10.0
 _BYTES_PER_S = 100_000  # of answers, as a mean: those of large jobs are asked for less often
 _MAX_BYTES = 4 << 20  # of an answer; reading one takes 0.1 s and three times its size of memory

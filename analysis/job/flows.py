@@ -20,7 +20,14 @@ from ringtap.analysis.runs.samples_to_iterations import Borders, Integers, Numbe
 from ringtap.analysis.runs.sockets import BUSY, COUNTERS, LOST, Growth, socket_log
 from ringtap.analysis.runs.traffic_classes import CLASSES, OTHER, traffic_rules
 from ringtap.core.json_validation import Number, ShapeError, load_json
-from ringtap.core.run_directory_schema import CROSS_COMMAND, CROSS_PORTS, OWNER, OWNERS_JSONL, SOCKETS_REC
+from ringtap.core.run_directory_schema import (
+    CROSS_COMMAND,
+    CROSS_PORTS,
+    NCCL_RAS_PORT,
+    OWNER,
+    OWNERS_JSONL,
+    SOCKETS_REC,
+)
 
 _SOCKET_COLUMNS = [
     *("cookie", "family", "local", "local_port", "remote", "remote_port", "inode", "first_ns", "last_ns", "closed"),
@@ -424,7 +431,8 @@ def _classify(flows: pd.DataFrame, cross: CrossTrafficDestinations) -> tuple[pd.
     owned = [of.notna().to_numpy() for of in commands]
     generators = [of.astype("str").str.contains(CROSS_COMMAND, na=False).to_numpy() for of in commands]
     ports = flows["source_port"].isin(cross.ports) | flows["destination_port"].isin(cross.ports)
-    rules = traffic_rules(ranks, generators, owned, cross.has(flows).to_numpy(), ports.to_numpy())
+    ras = (flows[["source_port", "destination_port"]] == NCCL_RAS_PORT).any(axis=1)
+    rules = traffic_rules(ranks, generators, owned, cross.has(flows).to_numpy(), ports.to_numpy(), ras.to_numpy())
     conditions = [rule[0] for rule in rules]
     kinds = np.select(conditions, [rule[1] for rule in rules], OTHER)
     why = np.select(conditions, [rule[2] for rule in rules], "neither the job's nor cross traffic")

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from ringtap.analysis.live.recent_counters import Keyed
 from ringtap.analysis.runs.growing_files import Record
-from ringtap.analysis.runs.traffic_classes import OTHER, traffic_rules
+from ringtap.analysis.runs.traffic_classes import CROSS, OTHER, traffic_rules
 from ringtap.core.append_only_logs import RecordFile
 from ringtap.core.counter_growth import growth
-from ringtap.core.run_directory_schema import CROSS_COMMAND, CROSS_PORTS
+from ringtap.core.run_directory_schema import CROSS_COMMAND, CROSS_PORTS, NCCL_RAS_PORT
 from ringtap.core.tcp_info import ENDED
 
 _IPV6 = 10
@@ -28,7 +28,8 @@ _MAX_ENDED = 1_000  # sockets and processes that ended, whose owners are kept
 _MAX_SOCKETS = 10_000
 _FIRST_SAMPLE_NS = 5_000_000_000  # an agent takes it within this time from its start
 _COUNTERS = ("bytes_acked", "bytes_received", "total_retrans")
-_CROSS_PORTS = frozenset(port.to_bytes(2, "big") for port in CROSS_PORTS)
+# ports as they stand in a record, with the traffic that they stand for
+_PORT_CLASSES = {port.to_bytes(2, "big"): CROSS for port in CROSS_PORTS} | {NCCL_RAS_PORT.to_bytes(2, "big"): OTHER}
 
 End = tuple[str, int]
 
@@ -122,15 +123,16 @@ def _put(into: OrderedDict[int, dict[str, Any]], key: Any, item: dict[str, Any])
 
 
 @lru_cache(_MAX_SOCKETS)
-def traffic_of(own: Owner, of_other_end: Owner, is_port: bool) -> str:
-    """Return the kind of traffic of a connection by the owners of its ends and by its ports.
+def traffic_of(own: Owner, of_other_end: Owner, ports: str) -> str:
+    """Return the kind of traffic of a connection by the owners of its ends and by its ports (`port_class`).
 
     The run's traffic logs are not followed.
     """
     ends = own, of_other_end
     ranks = [end.rank is not None for end in ends]
     generators = [CROSS_COMMAND.search(end.command or "") is not None for end in ends]
-    rules = traffic_rules(ranks, generators, [end.command is not None for end in ends], False, is_port)
+    owned = [end.command is not None for end in ends]
+    rules = traffic_rules(ranks, generators, owned, False, ports == CROSS, ports == OTHER)
     return next((traffic for applies, traffic, _ in rules if applies), OTHER)
 
 
@@ -179,7 +181,7 @@ class SocketTotals:
         self._begin_ns: int | None = None
         self._widths_bits = [0] * len(_COUNTERS)
         self._first: dict[int, tuple[int, ...]] = {}
-        self._latest: dict[int, tuple[tuple[int, ...], int, bool]] = {}
+        self._latest: dict[int, tuple[tuple[int, ...], int, str]] = {}
         self._gone: dict[str, SocketCounts] = {}
 
     def feed(self, file: RecordFile, batch: Sequence[Record], is_begun: bool) -> None:
@@ -207,8 +209,7 @@ class SocketTotals:
                     continue
                 is_new = self._begin_ns is not None and record[mono] > self._begin_ns
                 self._first[key] = (0, 0, 0) if is_new else counts
-            is_cross = is_cross_port(record[sport], record[dport])
-            self._latest[key] = (counts, record[inode], is_cross)
+            self._latest[key] = (counts, record[inode], port_class(record[sport], record[dport]))
             if record[state] == ENDED:
                 self._count(key, self._gone)
                 del self._first[key], self._latest[key]
@@ -219,8 +220,8 @@ class SocketTotals:
         return {inode for _, inode, _ in self._latest.values()}
 
     def _count(self, key: int, totals: dict[str, SocketCounts]) -> None:
-        counts, inode, is_cross = self._latest[key]
-        traffic = traffic_of(self._owners.of(inode), NOBODY, is_cross)
+        counts, inode, ports = self._latest[key]
+        traffic = traffic_of(self._owners.of(inode), NOBODY, ports)
         grown = map(growth, self._first[key], counts, self._widths_bits)
         totals.setdefault(traffic, SocketCounts()).add(list(grown))
 
@@ -251,8 +252,8 @@ def flows(sockets: Mapping[str, Keyed], owners: Mapping[str, Owners]) -> list[Li
     rows: list[LiveFlow] = []
     for socket in found:
         other_end = by_ends.get((socket.remote, socket.local))
-        is_port = not {socket.remote[1], socket.local[1]}.isdisjoint(CROSS_PORTS)
-        traffic = traffic_of(socket.owner, other_end.owner if other_end else NOBODY, is_port)
+        ports = port_class(*(port.to_bytes(2, "big") for _, port in (socket.remote, socket.local)))
+        traffic = traffic_of(socket.owner, other_end.owner if other_end else NOBODY, ports)
         details = (traffic, sockets[socket.node], names)
         rows += _sent(socket, *details)
         if other_end is None:
@@ -268,9 +269,9 @@ def _socket(node: str, key: Any, series: Keyed, owners: Owners) -> _Socket:
     return _Socket(node, key, local, remote, owners.of(int(record[at["inode"]])))
 
 
-def is_cross_port(*ports: bytes) -> bool:
-    """Return True if one of the ports, as they stand in a record, is that of a traffic generator."""
-    return not _CROSS_PORTS.isdisjoint(ports)
+def port_class(*ports: bytes) -> str:
+    """Return the traffic that one of the ports, as they stand in a record, stands for; empty if none does."""
+    return next((_PORT_CLASSES[port] for port in ports if port in _PORT_CLASSES), "")
 
 
 @lru_cache(_MAX_SOCKETS)

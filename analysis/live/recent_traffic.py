@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ringtap.analysis.live.flows import NOBODY, Owners, address_of, is_cross_port, traffic_of
+from ringtap.analysis.live.flows import NOBODY, Owners, address_of, port_class, traffic_of
 from ringtap.analysis.runs.growing_files import Record
 from ringtap.analysis.runs.traffic_classes import TRAINING
 from ringtap.core.append_only_logs import RecordFile
@@ -51,7 +51,7 @@ class _Socket:
     Attributes:
         local, remote: its addresses.
         is_loopback: True if one of them is a loopback address.
-        is_port: True if one of its ports is that of a traffic generator.
+        ports: the traffic that its ports stand for; empty if they stand for none.
         first_ns: CLOCK_MONOTONIC of its first record.
         last_ns: the same of its newest record; 0 for a socket that opened after reading began.
         in_a_row_ns: the last time at which it was in two samples in a row; 0: never.
@@ -63,7 +63,7 @@ class _Socket:
     remote: str
     is_loopback: bool
     inode: int
-    is_port: bool
+    ports: str
     first_ns: int
     last_ns: int
     in_a_row_ns: int
@@ -182,12 +182,12 @@ class RecentTraffic:
         for item in self._waiting:
             t_ns, mono_ns, length_ns, socket, sent, received = item
             owner = self._owners.of(socket.inode)
-            if owner is NOBODY and not socket.is_port and now[1] - socket.first_ns < _OWNER_NS:
+            if owner is NOBODY and not socket.ports and now[1] - socket.first_ns < _OWNER_NS:
                 later.append(item)
             elif not socket.stays_on(node, node_of):
                 end_ns = self._to_reference(t_ns, mono_ns)
                 span = end_ns - length_ns, end_ns
-                is_training = traffic_of(owner, NOBODY, socket.is_port) == TRAINING
+                is_training = traffic_of(owner, NOBODY, socket.ports) == TRAINING
                 self._count(*span, FlowEnds(socket.local, socket.remote, is_training), sent)
                 if socket.remote not in node_of:  # what it received is recorded nowhere else
                     self._count(*span, FlowEnds(socket.remote, socket.local, is_training), received)
@@ -205,7 +205,7 @@ class RecentTraffic:
         for socket in (*self._sockets.values(), *self._ended):
             if len(socket.lost) < 2 or socket.stays_on(node, node_of):
                 continue
-            if traffic_of(self._owners.of(socket.inode), NOBODY, socket.is_port) != TRAINING:
+            if traffic_of(self._owners.of(socket.inode), NOBODY, socket.ports) != TRAINING:
                 continue
             counts, least = [], socket.lost[-1][1]
             # a segment counts as lost unless the receiver reports later that it had arrived twice (DSACK)
@@ -224,8 +224,8 @@ class RecentTraffic:
 def _opened(record: Record, at: Mapping[str, int], now_ns: int, counts: tuple[int, int] | None) -> _Socket:
     """Return a socket at its first record; ``counts`` are those that are not counted, None if it is new."""
     local, remote = (address_of(record[at["family"]], record[at[name]]) for name in ("source", "destination"))
-    is_port = is_cross_port(record[at["sport"]], record[at["dport"]])
+    ports = port_class(record[at["sport"]], record[at["dport"]])
     is_loopback = local.is_loopback or remote.is_loopback
     lost: deque[tuple[int, int]] = deque(maxlen=_MAX_LOSSES)
     inode, last_ns = record[at["inode"]], 0 if counts is None else now_ns
-    return _Socket(str(local), str(remote), is_loopback, inode, is_port, now_ns, last_ns, 0, counts or (0, 0), lost)
+    return _Socket(str(local), str(remote), is_loopback, inode, ports, now_ns, last_ns, 0, counts or (0, 0), lost)

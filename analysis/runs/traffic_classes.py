@@ -15,7 +15,12 @@ Mask = Any  # bool, or a column of them
 
 
 def traffic_rules(
-    ranks: Sequence[Mask], generators: Sequence[Mask], owned: Sequence[Mask], is_logged: Mask, is_port: Mask
+    ranks: Sequence[Mask],
+    generators: Sequence[Mask],
+    owned: Sequence[Mask],
+    is_logged: Mask,
+    is_port: Mask,
+    is_ras: Mask,
 ) -> list[tuple[Mask, str, str]]:
     """Return conditions with the traffic that each stands for, and why; the first that is true applies.
 
@@ -27,9 +32,11 @@ def traffic_rules(
         owned: True if any process of the job owns it; only those are recorded as owners.
         is_logged: True if one end is a destination in the run's traffic logs.
         is_port: True if one of its ports is that of a traffic generator.
+        is_ras: True if one of its ports is that of NCCL's RAS service.
     """
     return [
         (ranks[0] & ranks[1], TRAINING, "rank to rank"),
+        (is_ras & (ranks[0] | ranks[1]), OTHER, "a question to NCCL's RAS service"),
         (ranks[0] | ranks[1], TRAINING, "one end is a rank"),
         (is_logged, CROSS, "in the run's traffic logs"),
         (generators[0] | generators[1], CROSS, "sent or received by a traffic generator"),

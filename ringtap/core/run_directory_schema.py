@@ -20,7 +20,8 @@ EVERY, EVERY_S = "100ms", 0.1  # usual period of collectors
 # receivers of cross traffic: ringtap traffic, iperf3
 TRAFFIC_PORT, IPERF3_PORT = 5001, 5201
 CROSS_PORTS = (TRAFFIC_PORT, IPERF3_PORT)
-# command lines of processes that send or receive it
+NCCL_RAS_PORT = 28028  # of questions to NCCL's RAS service, unless NCCL_RAS_ADDR has another one
+# command lines of processes that send or receive cross traffic
 CROSS_COMMAND = re.compile(
     r"\biperf3?\b|\bringtap(?:\.cli|-traffic\.pyz)? (?:traffic|send|serve)\b|\bringtap\.trafficgen\b"
 )

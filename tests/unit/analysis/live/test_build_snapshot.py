@@ -15,7 +15,7 @@ from ringtap.analysis.job.flows import CrossTrafficDestinations, _classify
 from ringtap.analysis.job.run import open_job
 from ringtap.analysis.live import recent_counters
 from ringtap.analysis.live.build_snapshot import SnapshotSource
-from ringtap.analysis.live.flows import NOBODY, Owner, Owners, traffic_of
+from ringtap.analysis.live.flows import NOBODY, Owner, Owners, port_class, traffic_of
 from ringtap.analysis.live.plain import line_of
 from ringtap.analysis.live.snapshot import Snapshot
 from ringtap.analysis.live.tables import busiest
@@ -312,7 +312,7 @@ def test_flows_are_told_apart_by_their_owners(tmp_path: Path, command: str, pid:
     }
 
 
-@pytest.mark.parametrize("port", [1000, 5201])
+@pytest.mark.parametrize("port", [1000, 5201, 28028])
 def test_traffic_is_classified_as_in_analyze(port: int) -> None:
     """Of every pair of owners at the two ends of a connection."""
     owners = [NOBODY, *map(Owner, (None, None, 1, 1), ("iperf3 --server", "python job.py") * 2)]
@@ -323,8 +323,13 @@ def test_traffic_is_classified_as_in_analyze(port: int) -> None:
         table[f"{side}_rank"] = pd.array([end.rank for end in ends], "Int64")
         table[f"{side}_command"] = pd.Series([end.command for end in ends], dtype=object)
     classes, _ = _classify(table, CrossTrafficDestinations(frozenset(), frozenset(CROSS_PORTS)))
-    assert [traffic_of(*pair, port in CROSS_PORTS) for pair in pairs] == classes.tolist()
+    assert [traffic_of(*pair, port_class(port.to_bytes(2, "big"))) for pair in pairs] == classes.tolist()
     assert {"training", "cross"} <= set(classes)
+    if port == 28028:  # who asks a rank's RAS service is no rank
+        with_a_rank = [
+            kind for pair, kind in zip(pairs, classes, strict=True) if any(one.rank is not None for one in pair)
+        ]
+        assert set(with_a_rank) == {"training", "other"}
 
 
 @pytest.mark.parametrize(("rank", "expected"), [(None, "cross"), (1, "training")])
@@ -472,7 +477,7 @@ def test_a_rank_given_in_code_is_that_of_its_process_group() -> None:
     owners = Owners()
     owners.add_owner({"inode": 5, "pid": 10, "rank": None, "command": "python train.py"})
     owners.step_ranks[10] = 1
-    assert (owners.of(5).rank, traffic_of(owners.of(5), NOBODY, False), owners.of(6)) == (1, "training", NOBODY)
+    assert (owners.of(5).rank, traffic_of(owners.of(5), NOBODY, ""), owners.of(6)) == (1, "training", NOBODY)
 
 
 def test_ranks_are_compared_on_the_reference_nodes_clock(tmp_path: Path) -> None:

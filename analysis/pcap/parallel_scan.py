@@ -14,7 +14,7 @@ from ringtap.analysis.pcap.byte_sources import BLOCK_BYTES, CaptureStream
 from ringtap.analysis.pcap.kernels.scan_state import LEAST_SEGMENT_BYTES
 from ringtap.analysis.pcap.scan import Scan
 
-_PART_BYTES = 1 << 26
+_PART_BYTES = 1 << 24  # what is written down of its TCP segments fits the third-level cache until it is joined
 _SEARCHED_BYTES = (1 << 15, 1 << 20)  # the second holds some packets of segmentation offload
 _PART_CONVERSATIONS = 1 << 14  # their tables take 15 MB per scan; a part with more is scanned again
 _SCANNED_AHEAD = 1  # parts that may wait for those before them

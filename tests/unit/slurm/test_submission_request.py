@@ -6,7 +6,13 @@ import pytest
 
 from ringtap.core.errors import UsageError
 from ringtap.slurm.site_profiles import load_site
-from ringtap.slurm.submission_request import Resources, check_resources, parse_time_s
+from ringtap.slurm.submission_request import (
+    Environment,
+    Resources,
+    check_resources,
+    describe_resources,
+    parse_time_s,
+)
 
 pytestmark = pytest.mark.shares
 
@@ -107,3 +113,13 @@ def test_account_and_time_may_be_set_in_the_environment_or_dropped() -> None:
     assert check("narval", replace(WHOLE, account=None, drop=("account",))).account is None
     check("trillium", replace(WHOLE, account=None))
     check("generic", Resources())
+
+
+def test_the_user_is_told_what_a_job_gets_and_when_it_is_stopped() -> None:
+    asked = Resources(nodes=2, time="1:00:00", stop_before_s=90)
+    told = describe_resources(asked, Environment(None))
+    assert told == (
+        "2 nodes, 1 task per node, time limit 1:00:00, stopped 90 s before the time limit, "
+        "a Python environment made on each node"
+    )
+    assert "stopped" not in describe_resources(replace(asked, stop_before_s=0), Environment(None))

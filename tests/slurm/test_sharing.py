@@ -38,6 +38,8 @@ def test_jobs_share_the_links_of_their_nodes(cluster: SlurmCluster, tmp_path: Pa
     done = cluster.run(command, user="alice", cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "3 points" in done.stdout
+    # it was looked for the traffic of others before
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["idle"]["words"] == []
     lines = [json.loads(line) for line in (tmp_path / "out" / "shared.jsonl").read_text().splitlines()]
     assert [line["offset"] for line in lines] == ["alone", "alone", "0ms"]
     ports = [{"node": node, "nic": "eth0", "direction": way} for node in ("S0", "S1") for way in ("rx", "tx")]

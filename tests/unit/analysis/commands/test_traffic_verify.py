@@ -491,6 +491,9 @@ def test_what_is_no_log_or_lacks_something_is_refused(plan: Path, log: Path, tmp
     receiver = write_log(tmp_path / "r.rec", plan, source="receiver")
     nic = nic_log(tmp_path / "nic.rec", [(-10, 0, 0), (10, 0, 0)])
     old = write_log(tmp_path / "old.rec", plan, origin_monotonic_ns="?")
+    last_ns = 2**63 - 1
+    late = write_log(tmp_path / "late.rec", plan, origin_monotonic_ns=last_ns)
+    never = write_log(tmp_path / "never.rec", plan, origin_monotonic_ns=last_ns + 1)
     reset = nic_log(tmp_path / "reset.rec", [(-10, 900, 9), (10, 6000, 3), (60, 100, 0), (130, 20_309_000, 7)])
     capture = write_capture(tmp_path / "c.pcap", [(1, 100)], to="127.0.0.1:9")
     for arguments, words in [
@@ -504,6 +507,8 @@ def test_what_is_no_log_or_lacks_something_is_refused(plan: Path, log: Path, tmp
         (["--sent", log, "--nic", nic, "--interface", "eth0"], "does not reach"),
         (["--sent", log, "--nic", reset, "--interface", "eth0"], "a tx counter of eth0 was reset while the plan"),
         (["--sent", old, "--nic", nic, "--interface", "eth0"], "old.rec lacks origin_monotonic_ns"),
+        (["--sent", never, "--nic", nic, "--interface", "eth0"], "never.rec lacks origin_monotonic_ns"),
+        (["--sent", late, "--nic", nic, "--interface", "eth0"], "does not reach"),
         (["--sent", log, "--capacity", "0gbit"], "above 0"),
         (["--sent", log, "-o", log / "x"], "cannot be written"),
         ([], "--sent"),

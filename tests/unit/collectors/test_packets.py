@@ -85,6 +85,19 @@ def test_counts_are_read_in_pieces_and_go_on_beyond_32_bit(
     assert tool.counts == Counts(2**32 + 3, 2**32 + 14, 2, 5)
 
 
+def test_a_tool_that_has_written_or_dropped_all_that_it_received_has_settled(
+    tmp_path: Path, tools: list[Tool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ringtap.collectors.capture_program._ANSWER_S", 60.0)
+    tool = script(tmp_path, TALK.replace("4294967290 packets captured", "4294967294 packets captured"))
+    tools.append(tool)
+    tool.start()
+    begin_s = time.monotonic()
+    tool.settle(sees_twice=False, limit_s=60.0)
+    assert time.monotonic() - begin_s < 60
+    assert tool.counts == Counts(4294967294, 4294967295, 1, 0)
+
+
 def test_a_tool_that_ends_by_itself_at_the_last_moment_has_its_last_counts(
     tmp_path: Path, tools: list[Tool], monkeypatch: pytest.MonkeyPatch
 ) -> None:

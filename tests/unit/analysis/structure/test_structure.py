@@ -223,6 +223,9 @@ def test_figures_tables_and_data_are_written_and_not_overwritten(
         "structure.json",
     }
     assert all(Path(path).stat().st_size > 0 for path in wrote)
+    period = (out / "period.svg").read_text()
+    for label in ("lag in ms", "autocorrelation", "time since communication began in ms", "training payload in "):
+        assert f">{label}" in period
     data = json.loads((out / "structure.json").read_text())
     assert set(data["captions"]) == set(names)
     assert "moving average of 7 bins of 1 ms" in data["captions"]["flows"]

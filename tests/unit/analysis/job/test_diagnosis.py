@@ -259,6 +259,9 @@ def test_segments_that_were_only_late_are_not_lost(tmp_path):
     (found,) = (item for item in job.diagnosed["unknown"] if item["cause"] == "loss")
     assert (found["why"], found["lost_segments"]) == ("0 of 38 iterations are without it", pytest.approx(1))
     assert ": 1 segments are lost in each iteration, mostly from n0 to n1, " in verdict(job.diagnosed)[0]
+    # where the log tells nothing of losses, nothing is said of them
+    untold = {"cause": "loss", "why": "a socket log does not tell lost segments from delayed ones"}
+    assert not is_open(job.diagnosed | {"unknown": [untold]})
 
     def in_vain(records, at):
         for record in records:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
+import socket
 import sys
 import time
 from collections import Counter
@@ -17,10 +19,12 @@ from ringtap.core.append_only_logs import open_records
 from ringtap.core.flow_plan_file import PlanFile
 from ringtap.core.flow_plan_format import Flow
 from ringtap.core.sent_flow_log import FIELDS as SENT_FIELDS
+from ringtap.trafficgen import protocol
 from ringtap.trafficgen.flow_log import FlowLog
 from ringtap.trafficgen.outgoing_sockets import TcpState
 from ringtap.trafficgen.sender import ipc
-from ringtap.trafficgen.sender.options import SendOptions
+from ringtap.trafficgen.sender.connection import SenderConnection
+from ringtap.trafficgen.sender.options import PAYLOAD, SendOptions
 from ringtap.trafficgen.sender.sender import SendPlan, WorkerLink
 from ringtap.trafficgen.sender.worker import SenderWorker
 from ringtap.trafficgen.statistics import Ending
@@ -367,3 +371,33 @@ def test_a_sender_worker_begins_before_it_hears_of_the_first_flow(tmp_path: Path
 
     asyncio.run(begin())
     assert [row["flow"] for row in rows(tmp_path / "s.rec")] == [7]
+
+
+@pytest.mark.parametrize("of_head", [0, protocol.FLOW.size])
+def test_a_full_socket_takes_nothing_of_the_rest_of_a_flow(tmp_path: Path, of_head: int) -> None:
+    """The launcher hands a flow over when the socket is full, and the socket may be full still."""
+    size_bytes = 1000
+    here, there = ipc.pair()
+    slots = ipc.SharedSlots(1)
+    slots.fill(0, 7, size_bytes, 1, 1)
+    plan = plan_of(tmp_path / "p.plan", [Flow(0, "", "127.0.0.1:5001", size_bytes)], MS)
+    worker = SenderWorker(WorkerLink(here, there, slots), SendPlan(PlanFile(plan), SendOptions()))
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock:
+        accepted, _ = server.accept()
+        sock.setblocking(False)
+        filled = 0
+        with pytest.raises(BlockingIOError):
+            while True:
+                filled += sock.send(bytes(1 << 16))
+        connection = SenderConnection(worker, sock, 0, 0)
+        worker.register(connection, sock.fileno(), select.EPOLLIN)
+        connection._is_established = True
+        connection.carry_on(of_head)
+        while filled:
+            filled -= len(accepted.recv(min(filled, 1 << 16)))
+        connection.event(select.EPOLLOUT)
+        sock.shutdown(socket.SHUT_WR)
+        with accepted, accepted.makefile("rb") as arrived:
+            assert arrived.read() == protocol.FLOW.pack(7, size_bytes)[of_head:] + PAYLOAD[:size_bytes]
+    for end in (here, there, worker.epoll):
+        end.close()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ringtap.core.thesis_neural_networks import profile_named
+from ringtap.slurm.status import NOT_BEGUN
 from ringtap.slurm.submission_file_names import SubmitPaths
 from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.model_workloads import model_workload
@@ -363,6 +364,15 @@ def test_a_script_is_changed_and_submitted_by_hand(cluster: SlurmCluster) -> Non
     assert json.loads((run / "run.json").read_text())["status"] == "complete"
     told = cluster.run([*RINGTAP, "status", run], user="alice")
     assert f"job {number}: ended: exit code 0" in told.stdout
+
+
+def test_the_run_of_a_job_that_has_not_begun_says_so(cluster: SlurmCluster) -> None:
+    words = [*RINGTAP, "submit", "--json", *ACCOUNT, *QUICK, "--sbatch", "hold", "-o", "held", "--", "true"]
+    submitted = cluster.run(words, user="alice")
+    assert submitted.returncode == 0, submitted.stderr
+    info = json.loads((cluster.home("alice") / "held" / "run.json").read_text())
+    assert (info["status"], info["why"]) == ("running", NOT_BEGUN)
+    assert cluster.run(["scancel", json.loads(submitted.stdout)["job"]], user="alice").returncode == 0
 
 
 def test_what_sbatch_says_against_it_is_passed_on(cluster: SlurmCluster) -> None:

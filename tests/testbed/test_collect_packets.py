@@ -342,6 +342,23 @@ def test_rotation_bounds_the_disk_and_keeps_the_newest(tmp_path: Path, loopback:
 
 @needs_root
 @TOOLS
+def test_what_a_tool_has_received_is_in_its_file_at_a_word(tmp_path: Path, loopback: Loopback, tool: str) -> None:
+    taken = collector(tmp_path, tool=tool, filter=f"udp port {loopback.port}")
+    taken.start()
+    loopback.send_datagrams(3)
+    assert taken._tool is not None
+    (path,) = (tmp_path / "packets").glob("*.pcap")
+    deadline_s = time.monotonic() + PATIENCE_S
+    # the kernel hands them over within a second
+    while path.stat().st_size <= PCAP_HEADER.size and time.monotonic() < deadline_s:
+        taken._tool.signal("USR2")
+        time.sleep(0.1)
+    assert packets_in(path) == 3
+    taken.stop()
+
+
+@needs_root
+@TOOLS
 def test_a_tool_that_is_killed_is_noted_and_its_file_reads(tmp_path: Path, loopback: Loopback, tool: str) -> None:
     taken = collector(tmp_path, tool=tool)
     taken.start()

@@ -60,6 +60,11 @@ def executor() -> Iterator[Executor]:
         yield executor
 
 
+def test_work_of_this_machine_does_not_wait_for_ever_for_a_worker(executor: Executor) -> None:
+    timeout = dask.config.get("distributed.scheduler.no-workers-timeout")
+    assert timeout == f"{dask_workers._ANSWER_S}s"
+
+
 def packets(count: int) -> bytes:
     """A capture of so many packets of two connections."""
     frames = [makers.ethernet(makers.udp(makers.A4, makers.B4, (1 + n % 2, 9), 100)) for n in range(2)]

@@ -30,6 +30,14 @@ def test_a_jump_host_that_is_not_reached_is_the_reason_and_is_told_once(tmp_path
     )
 
 
+@pytest.mark.skipif(not shutil.which("ssh"), reason="ssh is not installed")
+def test_a_working_folder_that_is_no_absolute_path_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text("Host *\n  ProxyCommand false\n")
+    with pytest.raises(UsageError) as caught:
+        SshHosts([SshHost("a", "a.lab", workdir="data")], config=tmp_path / "config")
+    assert str(caught.value) == "workdir 'data' of a is not an absolute path"
+
+
 BANNER = "####\nAuthorised use only\n"
 CHANGED = "Host key for gate has changed and you have requested strict checking."
 CLOSED = "Connection closed by UNKNOWN port 65535"

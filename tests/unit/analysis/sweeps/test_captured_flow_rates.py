@@ -19,7 +19,8 @@ from ringtap.analysis.plots.figure import styled
 from ringtap.analysis.report import sweep_packets_section as section
 from ringtap.analysis.report.write import write_report
 from ringtap.analysis.runs.run import read_run
-from ringtap.analysis.sweeps.captured_flow_rates import CapturedPoint, captured_points, decrease
+from ringtap.analysis.structure.flow_roles_and_rates import CROSSING
+from ringtap.analysis.sweeps.captured_flow_rates import BIN_NS, CapturedPoint, captured_points, decrease
 from ringtap.analysis.sweeps.points import measure
 from ringtap.core.append_only_logs import read_json_lines
 from ringtap.core.flow_plan_format import Flow
@@ -265,6 +266,22 @@ def test_legends_stay_within_their_panels(tmp_path: Path, monkeypatch: pytest.Mo
                     assert axes.bbox.x0 <= box.x0 <= box.x1 <= axes.bbox.x1
                     assert axes.bbox.y0 <= box.y0 <= box.y1 <= axes.bbox.y1
         assert drawn.keys, "the kinds and lines are named below the panels"
+
+
+def test_the_mean_of_a_trace_is_that_of_all_captured_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured_sweep(tmp_path / "sweep")
+    (found,) = read(tmp_path / "sweep")
+    flow = found.flow(CROSSING)
+    assert flow is not None
+    flow.payload[-1] += 10_000_000  # also of the last bin
+    plan = plan_of(tmp_path / "p.plan", [Flow(at * MS, "", "10.78.0.1:5000", 1000) for at in range(3000)], 3_000 * MS)
+    monkeypatch.setattr(section, "read_sent", lambda _: SimpleNamespace(origin_ns=found.start_ns))
+    drawn = section.traces([replace(found, flow_plan=plan)])
+    assert drawn is not None
+    axes = drawn.figure.axes[0]
+    size = {"payload in Mbit/s": 1e6, "payload in Gbit/s": 1e9}[axes.get_ylabel()]
+    expected_bps = flow.payload.sum() * found.scale * 8e9 / (len(flow.payload) * BIN_NS)
+    assert axes.lines[0].get_ydata()[0] * size == pytest.approx(expected_bps)
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.015, "agree"), (1.03, "do not agree")])

@@ -263,6 +263,13 @@ def test_a_file_cannot_ask_for_memory(tmp_path: Path) -> None:
         list(read_trace(path))
 
 
+def test_a_file_that_is_cut_short_is_so_at_its_last_message(tmp_path: Path) -> None:
+    path = tmp_path / "rank.0.et"
+    path.write_bytes(b"\0\x05")  # metadata of no bytes, and the length of the first node
+    with pytest.raises(UsageError, match="cut short: message 1 should have 5 bytes"):
+        list(read_trace(path))
+
+
 ALGORITHMS = [
     Algorithms("ring"), Algorithms("tree", pieces=3), Algorithms("double-tree"), Algorithms("halving-doubling"),
     Algorithms("hierarchical", group=2), Algorithms("parameter-server", shards=2), Algorithms("in-network"),

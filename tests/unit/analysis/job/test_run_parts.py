@@ -198,6 +198,7 @@ def test_a_union_of_spans_covers_what_they_cover(spans):
     first, last = iterations_of_ranks.merged_spans(begin, end)
     covered = {t for b, e in zip(begin.tolist(), end.tolist(), strict=True) for t in range(b, e)}
     assert (last - first).sum() == len(covered)
+    assert (last > first).all()
     assert (first[1:] > last[:-1]).all()
 
 

@@ -370,6 +370,20 @@ def test_the_connections_that_carry_much_are_asked_for_by_name(table: SocketTabl
     assert table.asked == []
 
 
+def test_a_busy_connection_that_waits_for_word_of_its_end_is_not_asked_for() -> None:
+    table = SocketTable([].append, 3, awaits_ends=True)
+    dump(table, DUMP, 1 * MS)
+    carried = bytearray(DUMP)
+    start, _ = info_places(DUMP)[0]
+    (before,) = struct.unpack_from("<Q", carried, start + 120)
+    struct.pack_into("<Q", carried, start + 120, before + 20_000)
+    dump(table, bytes(carried), 300 * MS)
+    assert len(table.asked) == 1
+    position, size = next(one for one in messages(DUMP) if DUMP[one[0] + HEADER_BYTES + 1] == 1)
+    dump(table, bytes(carried[:position] + carried[position + size :]), 600 * MS)
+    assert table.asked == []
+
+
 def test_answers_to_a_question(table: SocketTable, tmp_path: Path) -> None:
     """One as in the dump, one changed, one gone."""
     dump(table, DUMP, 1 * MS)

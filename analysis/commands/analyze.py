@@ -33,8 +33,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 @shown_log()
 def _analyze(options: argparse.Namespace) -> int:
-    is_of_run = any((one / RUN_JSON).is_file() for one in options.run.parents)
-    if options.run.suffix == ".parquet" and options.run.is_file() and not is_of_run:
+    if _is_table(options.run):
         return _stragglers(options)
     from ringtap.analysis.job.run import open_job
     from ringtap.analysis.job.summary import summarize
@@ -73,6 +72,16 @@ def _analyze(options: argparse.Namespace) -> int:
     print()
     print(f"{'Wrote' if written else 'Tables are in'} {folder}" if written or fresh else "No tables were written")
     return 0
+
+
+def _is_table(path: Path) -> bool:
+    """Return True for a Parquet file that is not of a run."""
+    try:
+        if path.suffix != ".parquet" or not path.is_file():
+            return False
+        return not any((folder / RUN_JSON).is_file() for folder in path.parents)
+    except PermissionError:
+        return False
 
 
 def _stragglers(options: argparse.Namespace) -> int:

@@ -80,6 +80,9 @@ def test_a_job_of_0_1_is_analyzed_with_the_numbers_of_0_1(recorded: Path) -> Non
     assert now["bytes"].pop("captured_iterations") is None  # new; there are no packets
     then["byte_accounts"] = then.pop("wires")
     assert then["run"].pop("processes") == []  # training_phases says more
+    (ras,) = [item for item in now["not_collected"] if item["what"] == "nccl-ras"]
+    assert (ras["state"], ras["why"]) == ("absent", "not asked for")  # new
+    now["not_collected"].remove(ras)
     assert differences(now, then) == []
 
 

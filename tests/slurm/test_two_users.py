@@ -57,7 +57,8 @@ def test_two_runs_on_the_same_nodes(cluster: SlurmCluster) -> None:
 def left_behind(cluster: SlurmCluster) -> list[str]:
     """What is in the nodes' own /tmp, and where agents and supervisors meet."""
     command = ["srun", "--account=def-x", "--nodelist=n[0-1]", "sh", "-c", "ls -ln /tmp; ls /tmp/ringtap-*"]
-    return cluster.run(command).stdout.splitlines()
+    # ls pads its columns to the widest entry
+    return [" ".join(line.split()) for line in cluster.run(command).stdout.splitlines()]
 
 
 def check_run(run: Path, user: str) -> set[tuple[str, int]]:

@@ -95,6 +95,7 @@ class HostCollector:
         self.every_s = max(context.every_s, _MIN_EVERY_S)
         self._processes: dict[int, Process] = {}
         self._refused: set[int] = set()
+        self._unnamed: set[int] = set()  # processes whose command line was empty at the first look
         self._find_due_s = 0.0
         self._facts = {"processes": 0, "processes_most": 0}
 
@@ -182,6 +183,7 @@ class HostCollector:
         begun_s = time.thread_time()
         pids = self._pids()
         self._refused.intersection_update(pids)  # a pid may be used again
+        self._unnamed.intersection_update(pids)
         for pid in pids:
             if pid in self._processes or pid in self._refused:
                 continue
@@ -190,9 +192,14 @@ class HostCollector:
             except OSError:  # it has ended, or it is another user's and /proc is mounted with hidepid
                 self._refused.add(pid)
                 continue
+            command = command_of(pid, self.proc)
+            if not command and pid not in self._unnamed:  # the kernel may still load its program
+                self._unnamed.add(pid)
+                process.close()
+                continue
             self._processes[pid] = process
             who = {"pid": pid, "parent": process.parent, "rank": rank_of(pid, self.proc)}
-            self._people.append(who | {"command": command_of(pid, self.proc), "t_ns": t_ns})
+            self._people.append(who | {"command": command, "t_ns": t_ns})
             self._facts["processes"] += 1
         self._facts["processes_most"] = max(self._facts["processes_most"], len(self._processes))
         self._find_due_s = time.monotonic() + (time.thread_time() - begun_s) / _COST_SHARE

@@ -93,7 +93,8 @@ class StartedByDaemons:
     def __init__(self, run: Path, node: str, proc: Path = PROC) -> None:
         self._variables = {os.fsencode(f"RINGTAP_RUN={run}"), os.fsencode(f"RINGTAP_NODE={node}")}
         self._proc = proc
-        self._known: dict[int, tuple[str, bool]] = {}  # pid -> program, and whether its environment names the run
+        # pid -> program, and whether its environment names the run; None while the kernel still loads the program
+        self._known: dict[int, tuple[str, bool | None]] = {}
         self._found: list[int] = []
         self._due_s = 0.0
         self._lock = threading.Lock()
@@ -109,7 +110,7 @@ class StartedByDaemons:
             return list(self._found)
 
     def _look(self) -> None:
-        user, known = os.geteuid(), dict[int, tuple[str, bool]]()
+        user, known = os.geteuid(), dict[int, tuple[str, bool | None]]()
         with contextlib.suppress(OSError):
             namespace = os.readlink(self._proc / "self" / "ns" / "net")  # noqa: PTH115 -- of thousands of processes
             for name in filter(str.isdigit, os.listdir(self._proc)):  # noqa: PTH208
@@ -119,13 +120,15 @@ class StartedByDaemons:
                         continue
                     program = os.readlink(f"{folder}/exe")  # noqa: PTH115
                     before = self._known.get(int(name))
-                    if before is None or before[0] != program:
-                        is_own = os.readlink(f"{folder}/ns/net") == namespace and self._names_run(folder)  # noqa: PTH115
-                        before = program, is_own
+                    if before is None or before[0] != program or before[1] is None:
+                        is_here = os.readlink(f"{folder}/ns/net") == namespace  # noqa: PTH115
+                        before = program, is_here and self._names_run(folder)
                     known[int(name)] = before
         self._known = known
         self._found = [pid for pid, (_, is_own) in known.items() if is_own]
 
-    def _names_run(self, folder: str) -> bool:
+    def _names_run(self, folder: str) -> bool | None:
         with open(f"{folder}/environ", "rb") as file:  # noqa: PTH123
-            return self._variables <= set(file.read().split(b"\0"))
+            environment = file.read()
+        # execve links the program first, and the environment last
+        return self._variables <= set(environment.split(b"\0")) if environment else None

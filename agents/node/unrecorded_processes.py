@@ -264,6 +264,8 @@ class UnrecordedProcesses:
             if not program:
                 return None
             words = [os.fsdecode(word) for word in (folder / "cmdline").read_bytes().split(b"\0")]
+            if words == [""]:  # the kernel still loads the program, or the process has ended
+                return None
             variables = [os.fsdecode(text) for text in (folder / "environ").read_bytes().split(b"\0")]
         except OSError:
             return None

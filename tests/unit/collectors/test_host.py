@@ -178,6 +178,26 @@ def test_a_kernel_that_does_not_count_run_delays_is_said_to(tmp_path: Path, monk
     assert "this kernel does not count run_delay_s" in HostCollector(Context(tmp_path, 1)).check().reason
 
 
+@pytest.mark.parametrize("command", [b"python\0train.py\0", b""])  # some programs blank their command line
+def test_a_process_is_noted_once_its_program_is_loaded(command: bytes, tmp_path: Path) -> None:
+    # until execve has set the command line and the environment, both are empty
+    proc = tmp_path / "proc"
+    (proc / "9").mkdir(parents=True)
+    (proc / "9" / "stat").write_text(f"9 (python) S 5 {' '.join(map(str, range(5, 60)))}\n")
+    for name in ("cmdline", "environ"):
+        (proc / "9" / name).write_bytes(b"")
+    collector = HostCollector(Context(tmp_path, 1, lambda: [9]))
+    collector.proc = proc
+    collector.start()
+    (proc / "9" / "cmdline").write_bytes(command)
+    (proc / "9" / "environ").write_bytes(b"RANK=3\0")
+    collector._find_due_s = 0.0
+    collector.stop()
+    (person,), _ = read_json_lines(tmp_path / "host" / "processes.jsonl")
+    assert person["rank"] == 3
+    assert person["command"] == command.replace(b"\0", b" ").decode().strip()
+
+
 def test_looking_for_processes_is_paced_by_what_it_costs(tmp_path: Path) -> None:
     calls = []
 

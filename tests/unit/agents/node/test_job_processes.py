@@ -61,6 +61,20 @@ def test_processes_are_told_by_their_environment(tmp_path: Path) -> None:
     assert found(seen) == []
 
 
+def test_a_process_is_looked_at_again_whose_program_is_still_loaded(tmp_path: Path) -> None:
+    # execve links the program first: until it has set the environment, that is empty
+    proc = tmp_path / "proc"
+    for pid in ("self", "10"):
+        (proc / pid / "ns").mkdir(parents=True)
+        (proc / pid / "ns" / "net").symlink_to("net:[1]")
+    (proc / "10" / "exe").symlink_to("/usr/bin/sleep")
+    (proc / "10" / "environ").write_bytes(b"")
+    seen = StartedByDaemons(Path("/run1"), "here", proc)
+    assert found(seen) == []
+    (proc / "10" / "environ").write_bytes(b"RINGTAP_RUN=/run1\0RINGTAP_NODE=here\0")
+    assert found(seen) == [10]
+
+
 def test_a_process_and_its_child_count_once() -> None:
     child = subprocess.Popen(["sleep", "30"])
     try:

@@ -200,6 +200,19 @@ def test_a_process_that_knows_another_number_of_itself_is_found_among_the_noted(
     assert processes.report([]) == []
 
 
+def test_nothing_is_said_of_a_process_whose_program_is_still_loaded(tmp_path: Path) -> None:
+    # execve links the program first: until it has set the command line and the environment, both are empty
+    proc = Proc(tmp_path / "proc")
+    processes = UnrecordedProcesses(tmp_path, Path(RUN), Path(HOOK))
+    proc.add(10, 0.0)
+    (proc.folder / "10" / "cmdline").write_bytes(b"")
+    assert processes.look([10], proc.folder) == []
+    proc.add(10, 0.0, RINGTAP_RUN=RUN, PYTHONPATH="/mine")
+    (found,) = processes.look([10], proc.folder)
+    assert found.obstacle
+    assert "PYTHONPATH without the folder" in found.obstacle.why
+
+
 def test_maps_are_read_only_when_the_cpu_time_has_doubled(tmp_path: Path) -> None:
     proc = Proc(tmp_path / "proc")
     processes = UnrecordedProcesses(tmp_path, Path(RUN), Path(HOOK))

@@ -11,6 +11,7 @@ import json
 import os
 import random
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,10 @@ class Slowness:
             pace._due_s = [factor * seconds + pause_s * (pace is self._paces[1][0]) for seconds in due_s]
         if mine and kind == "stalls" and number % self._fault["every"] == 0:
             time.sleep(self._fault["seconds"])
+        if mine and kind == "checkpoints" and number % self._fault["every"] == 0:
+            with tempfile.TemporaryFile() as file:
+                torch.save(torch.zeros(self._fault["bytes"], dtype=torch.uint8), file)
+                os.fsync(file.fileno())
 
 
 def main() -> None:

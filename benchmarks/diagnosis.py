@@ -4,9 +4,9 @@ python benchmarks/diagnosis.py FOLDER [--quick] [--seeds FIRST:LAST] [--only KIN
 
 Each seed is a round of jobs, a third of them healthy, with a model, sizes and times of its own. A fault begins in the
 middle of a job, or is there throughout; then the healthy job of the same model says what an iteration takes without it.
-The first table has precision and recall by kind. The second one is of the live view: how long after the beginning of a
-fault it names it, and how long after the end it takes it back. The last line is one JSON object. --quick is one round
-in 5 minutes. Loss needs nft.
+The first table has precision and recall by kind, and how often the intervals of the begin and the end hold the truth.
+The second one is of the live view: how long after the beginning of a fault it names it, and how long after the end it
+takes it back. The last line is one JSON object. --quick is one round in 5 minutes. Loss needs nft.
 
 With --times horovod, Horovod exchanges the gradients. With --times none, DDP does, and the ranks are not timed.
 """
@@ -34,12 +34,14 @@ from _result import write_result
 
 from ringtap.agents.testbed.start_testbed import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
+from ringtap.core.testbed_options import SWITCH
 
 JOB = Path(__file__).with_name("_diagnosis_job.py")
 HOROVOD_RANK = Path(__file__).resolve().parents[1] / "examples" / "horovod_rank.py"
 RATE_BPS, PORT, LIMIT_S, WARM_UP = 200_000_000, 29_811, 90, 3
 HOSTS = ("S0", "S1", "S2")
 RINGTAP = [sys.executable, "-m", "ringtap"]
+RUN_ON = [sys.executable, "-m", "ringtap.agents.testbed.run_on_host"]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "eth0"}
 # parameters, layers, bucket size and compute time: bound by computation, by bandwidth, and by many small messages
 MODELS = {
@@ -64,19 +66,12 @@ EXPECTED = {
     "small buffers": {"socket buffers"},
     "congestion control": {"slower network"},
     "busy node": {"busy processors"},
+    "checkpoints": {"stalls"},
+    "slow within": {"slower network"},
 }
-# the same if only the length of iterations is known
-OF_WHOLE = {
-    "slow rank": {"slower iterations"},
-    "stalls": {"stalled iterations"},
-    "pauses": {"stalled iterations", "slower iterations"},
-    "slow link": {"slow link", "slower iterations"},
-    "loss": {"loss"},
-    "other traffic": {"other traffic"},
-    "two at once": {"other traffic", "slower iterations"},
-    "congestion control": {"slower iterations"},
-    "busy node": {"slower iterations"},
-}
+# what a cause is called if only the length of iterations is known
+OF_WHOLE = dict.fromkeys(("slow rank", "busy processors", "slower network"), "slower iterations")
+OF_WHOLE |= {"stalls": "stalled iterations"}
 # another program for the processor of the rank that computes
 BUSY = """
 import os, time
@@ -92,7 +87,7 @@ def is_right(cause: str, rank: int | None, item: dict[str, Any]) -> bool:
     """Return True if this is the cause of the job's fault, and its rank."""
     fault = item["fault"]
     if item["times"] == "none":
-        return cause in OF_WHOLE.get(fault["kind"], ())
+        return cause in {OF_WHOLE.get(name, name) for name in EXPECTED.get(fault["kind"], ())}
     is_place = cause == "other traffic" or fault.get("rank", rank) == rank
     return is_place and cause in EXPECTED.get(fault["kind"], ())
 
@@ -106,19 +101,11 @@ def jobs_of(seed: int) -> Iterator[dict[str, Any]]:
     """Yield a round of jobs: a healthy and an uneven one of each model, and faults of all kinds."""
     chance = random.Random(seed)
     shapes = {}
+    usual = {"iterations": 80, "uneven": 0.0, "affected": (0, 0), "fault": {"kind": "healthy"}, "seed": seed}
     for name, (parameters, layers, bucket_bytes, compute_s) in MODELS.items():
         size, pace = chance.uniform(0.7, 1.4), chance.uniform(0.7, 1.4)
-        shapes[name] = {
-            "parameters": round(parameters * size),
-            "layers": layers,
-            "bucket_bytes": bucket_bytes,
-            "compute_s": round(compute_s * pace, 4),
-            "iterations": 80,
-            "uneven": 0.0,
-            "affected": (0, 0),
-            "fault": {"kind": "healthy"},
-            "seed": seed,
-        }
+        own = {"parameters": round(parameters * size), "layers": layers, "bucket_bytes": bucket_bytes}
+        shapes[name] = own | {"compute_s": round(compute_s * pace, 4)} | usual
     for name, shape in shapes.items():
         yield shape | {"model": name}
         yield shape | {"model": name, "uneven": chance.uniform(0.02, 0.15)}
@@ -148,7 +135,14 @@ def jobs_of(seed: int) -> Iterator[dict[str, Any]]:
         fault = {"kind": "small buffers", "host": HOSTS[rank], "bytes": chance.choice((5_000, 10_000, 20_000))}
     yield shapes["bandwidth"] | {"model": "bandwidth", "fault": fault, "affected": (0, 80)}
     fault = {"kind": "busy node", "rank": rank, "host": HOSTS[rank], "nice": chance.choice((0, 5, 10))}
-    yield shapes["compute"] | {"model": "compute", "fault": fault, "affected": (25, 75), "iterations": 130}
+    some = {"affected": (25, 75), "iterations": 130}
+    yield shapes["compute"] | {"model": "compute", "fault": fault} | some
+    # the first rank writes a file, while the others wait in the next exchange
+    fault = {"kind": "checkpoints", "rank": 0, "every": 12, "bytes": round(1e6 * chance.uniform(20, 80))}
+    yield shapes["compute"] | {"model": "compute", "fault": fault} | some
+    # no interface of a host shows it
+    fault = {"kind": "slow within", "host": HOSTS[rank], "rate_share": chance.choice((0.7, 0.4))}
+    yield shapes["bandwidth"] | {"model": "bandwidth", "fault": fault} | some
 
 
 class Case:
@@ -157,11 +151,13 @@ class Case:
     Attributes:
         live: what the live view named as the cause, and when (CLOCK_MONOTONIC).
         begin_s, end_s: when the fault began and ended, by the same clock; 0: it did not.
+        ends_s: when the iterations ended.
     """
 
     def __init__(self, testbed: RunningTestbed, spec: TestbedSpec, item: dict[str, Any], folder: Path) -> None:
-        self._testbed, self._spec, self._item, self._folder = testbed, spec, item, folder
+        self._testbed, self._spec, self._item, self.folder = testbed, spec, item, folder
         self._times = folder / "times.txt"
+        self.ends_s: list[float] = []
         self._others: list[subprocess.Popen[bytes]] = []
         self.live: list[tuple[float, str]] = []
         self.begin_s = self.end_s = 0.0
@@ -169,8 +165,8 @@ class Case:
 
     def run(self) -> list[float]:
         """Run the job and return the lengths of its iterations."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
         self._times.touch()
         begin, end = self._item["affected"]
         jobs = []
@@ -186,7 +182,7 @@ class Case:
                     self._fault(is_on)
             for job in jobs:
                 if job.wait(LIMIT_S):
-                    sys.exit(f"{self._folder}: a rank ended with {job.returncode}")
+                    sys.exit(f"{self.folder}: a rank ended with {job.returncode}")
         finally:
             for job in jobs:
                 job.terminate()
@@ -194,12 +190,12 @@ class Case:
             self._fault(False)
             view.terminate()
             view.wait()
-        ends = [float(line) for line in self._times.read_text().split()]
-        return [after - before for before, after in pairwise(ends)]
+        self.ends_s = [float(line) for line in self._times.read_text().split()]
+        return [after - before for before, after in pairwise(self.ends_s)]
 
     def _rank(self, rank: int) -> subprocess.Popen[bytes]:
         host, world = HOSTS[rank], len(HOSTS)
-        record = [*RINGTAP, "run", "--every", "20ms", "--join", self._folder / "run", "--node", host]
+        record = [*RINGTAP, "run", "--every", "20ms", "--join", self.folder / "run", "--node", host]
         record += ["--collect", "nic,sockets,qdisc,host,steps"] if self._item["times"] == "none" else []
         starter = [sys.executable, HOROVOD_RANK] if self._item["times"] == "horovod" else []
         command = [*record, "--", *starter, sys.executable, JOB, json.dumps(self._item), self._times]
@@ -207,13 +203,13 @@ class Case:
         environment = os.environ | ENVIRONMENT | {name: str(value) for name, value in own.items()}
         environment["HOROVOD_FUSION_THRESHOLD"] = str(self._item["bucket_bytes"])
         environment["MASTER_ADDR"] = self._spec.training_ip(HOSTS[0])
-        with (self._folder / f"{host}.txt").open("w") as output:
+        with (self.folder / f"{host}.txt").open("w") as output:
             words = self._testbed.command(host, *map(str, command))
             return subprocess.Popen(words, stdout=output, stderr=output, env=environment)
 
     def _watch(self) -> subprocess.Popen[str]:
         """Start the live view, and note what it names."""
-        command = [*RINGTAP, "live", "--plain", str(self._folder / "run")]
+        command = [*RINGTAP, "live", "--plain", str(self.folder / "run")]
         view = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
         def note() -> None:
@@ -233,17 +229,18 @@ class Case:
             time.sleep(0.005)
 
     def _on(self, host: str, *words: str) -> str:
-        command = self._testbed.command(host, *words)
+        command = [*RUN_ON, self._spec.name, host, *words]
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout.strip()
 
     def _fault(self, is_on: bool) -> None:
         """Begin or end a fault of the network."""
         fault = self._item["fault"]
         kind, host = fault["kind"], fault.get("host", "")
-        if kind == "slow link":
-            share = fault.get("rate_share", 1) if is_on else 1
+        if kind in ("slow link", "slow within"):
+            share = fault["rate_share"] if is_on else 1
             limit = ["rate", f"{round(share * RATE_BPS)}bit", "burst", "65500b", "latency", "13.4ms"]
-            self._on(host, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", *limit)
+            at, port = (host, "eth0") if kind == "slow link" else (SWITCH, self._spec.port(host))
+            self._on(at, "tc", "qdisc", "replace", "dev", port, "root", "tbf", *limit)
         if kind == "loss":
             lose = f'meta iifname "eth0" numgen random mod 1000 < {round(10 * fault["loss_pct"])} drop;'
             rules = f"table inet lose {{ chain in {{ type filter hook prerouting priority -300; {lose} }}; }}"
@@ -267,7 +264,7 @@ class Case:
     def _send(self, host: str, load_bps: int) -> None:
         to = HOSTS[(HOSTS.index(host) + 1) % len(HOSTS)]
         end = f"{self._spec.cross_ip(to)}:5001"
-        plan = self._folder / "plan"
+        plan = self.folder / "plan"
         words = ["--kind", "consistent", "--load", f"{load_bps}bit", "--duration", "60s", "--scale", "100", "--to", end]
         subprocess.run([*RINGTAP, "traffic", "plan", *words, "-o", plan], check=True, capture_output=True)
         environment = os.environ | {"RINGTAP_TOKEN": "t"}
@@ -302,11 +299,9 @@ def judged(item: dict[str, Any], seconds: list[float], usual_s: float | None, fo
         cost_s = mean_s - (statistics.fmean(without) if without else usual_s or mean_s)
     causes = [] if found["why"] else named(found)
     right = [cause for cause in causes if is_right(cause["name"], cause["rank"], item)]
-    return {
-        "kind": kind,
-        "model": item["model"],
+    about = {"kind": kind, "model": item["model"], "fault": item["fault"], "why": found["why"]}
+    return about | {
         "is_throughout": item["affected"] == (0, item["iterations"]),
-        "fault": item["fault"],
         "mean_s": mean_s,
         "cost_s": cost_s,
         "share": cost_s / mean_s,
@@ -316,8 +311,29 @@ def judged(item: dict[str, Any], seconds: list[float], usual_s: float | None, fo
         "wrong": [cause["name"] for cause in causes if cause not in right],
         "found_s": sum(cause["seconds"] for cause in right),
         "unknown": [unknown["cause"] for unknown in found["unknown"]],
-        "why": found["why"],
     }
+
+
+def judged_when(item: dict[str, Any], case: Case, found: dict[str, Any]) -> dict[str, Any]:
+    """Compare when the cause of a single fault began and ended with when the fault did.
+
+    Returns:
+        ``is_within``, for each interval whether it holds the truth, and ``widths``, their lengths in iterations.
+    """
+    from ringtap.analysis.job.run import open_job
+    from ringtap.analysis.job.verdict import named
+
+    right = [cause for cause in named(found) if is_right(cause["name"], cause["rank"], item)] if case.begin_s else []
+    rows: list[tuple[bool, float]] = []
+    for cause in right if len(right) == 1 else ():
+        start_s = open_job(case.folder / "run").logs.window_ns[0] / 1e9 - (time.time() - time.monotonic())
+        own_s = [case.ends_s[number - 1] for number in item["affected"]]  # a rank's own fault begins with an iteration
+        at_s = (case.begin_s, case.end_s) if "host" in item["fault"] else own_s
+        for end, truth_s in zip(("from", "to"), at_s, strict=True):
+            low_s, high_s = cause[f"{end}_low_s"], cause[f"{end}_high_s"]
+            if low_s is not None:
+                rows.append((low_s <= truth_s - start_s <= high_s, (high_s - low_s) / found["iteration_s"]))
+    return {"is_within": [row[0] for row in rows], "widths": [row[1] for row in rows]}
 
 
 def judged_live(item: dict[str, Any], case: Case) -> dict[str, Any]:
@@ -369,17 +385,16 @@ def main() -> int:
                 seconds = case.run()
                 if kind == "healthy" and not item["uneven"]:
                     usual_s[item["model"]] = statistics.fmean(seconds[WARM_UP:])
-                row = judged(item, seconds, usual_s.get(item["model"]), diagnosed(folder)) | {"folder": str(folder)}
-                row |= judged_live(item, case)
+                found = diagnosed(folder)
+                row = judged(item, seconds, usual_s.get(item["model"]), found) | {"folder": str(folder)}
+                row |= judged_when(item, case, found) | judged_live(item, case)
                 rows.append(row)
                 told = f"right: {row['right']}, wrong: {row['wrong']}, unknown: {row['unknown']} {row['why']}"
-                told += (
-                    f"; live after {row['live_named_s']} s, until {row['live_over_s']} s, wrong: {row['live_wrong']}"
-                )
+                told += f"; begin and end in intervals of {row['widths']} iterations: {row['is_within']}"
+                told += f"; live after {row['live_named_s']}, until {row['live_over_s']} s, wrong: {row['live_wrong']}"
                 cost = f"costs {1e3 * row['cost_s']:.1f} ms ({row['share']:.0%}), found {1e3 * row['found_s']:.1f} ms"
-                print(
-                    f"{seed}-{number} {kind} {row['model']} of {1e3 * row['mean_s']:.0f} ms: {cost}; {told}", flush=True
-                )
+                about = f"{seed}-{number} {kind} {row['model']} of {1e3 * row['mean_s']:.0f} ms"
+                print(f"{about}: {cost}; {told}", flush=True)
     print(f"{table(rows)}\n\n{live_table(rows)}")
     write_result({"rows": rows}, options.output)
     return 0
@@ -387,15 +402,8 @@ def main() -> int:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return precision and recall by kind as a Markdown table."""
-    heads = [
-        "kind",
-        "jobs",
-        "named of ≥ 10 %",
-        "named of 3 to 10 %",
-        "cannot tell",
-        "wrong",
-        "error of the cost (median)",
-    ]
+    heads = ["kind", "jobs", "named of ≥ 10 %", "named of 3 to 10 %", "cannot tell", "wrong"]
+    heads += ["error of the cost (median)", "begin or end in its interval", "iterations of an interval (median)"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     wrong = Counter(name for row in rows for name in row["wrong"])
     for kind in dict.fromkeys(row["kind"] for row in rows):
@@ -408,7 +416,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         error = f"{statistics.median(errors):.0%}" if errors else "-"
         false = sum(bool(row["wrong"]) for row in mine)
         open_ = sum(not is_named(row) and (kind in row["unknown"] or bool(row["why"])) for row in mine)
-        lines.append(f"| {kind} | {len(mine)} | {' | '.join(cells)} | {open_} | {false} | {error} |")
+        within, widths = ([one for row in mine for one in row.get(name, ())] for name in ("is_within", "widths"))
+        when = f"{sum(within)} of {len(within)} | {statistics.median(widths):.1f}" if widths else "- | -"
+        lines.append(f"| {kind} | {len(mine)} | {' | '.join(cells)} | {open_} | {false} | {error} | {when} |")
     return "\n".join([*lines, f"wrong: {dict(wrong)}"])
 
 
@@ -417,16 +427,8 @@ def live_table(rows: list[dict[str, Any]]) -> str:
 
     What it names wrongly is of all jobs.
     """
-    heads = [
-        "kind",
-        "jobs",
-        "named",
-        "within 5 s or 10 iterations",
-        "after: median, last",
-        "taken back before the job ended",
-        "after: median, last",
-        "wrong",
-    ]
+    heads = ["kind", "jobs", "named", "within 5 s or 10 iterations", "after: median, last"]
+    heads += ["taken back before the job ended", "after: median, last", "wrong"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for kind in dict.fromkeys(row["kind"] for row in rows):
         every = [row for row in rows if row["kind"] == kind]

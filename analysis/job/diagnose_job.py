@@ -10,6 +10,7 @@ import pandas as pd
 
 from ringtap.analysis.job import counters_per_iteration
 from ringtap.analysis.job.diagnosis import (
+    LIMITED_SHARE,
     MIN_ITERATIONS,
     Evidence,
     FlowSum,
@@ -34,8 +35,6 @@ _BLOCK_CELLS = 500_000
 _TIMES = ("iteration_s", "exposed_s", "compute_s", "optimizer_s", "overlap_s")
 # if the ranks are timed in fewer of the iterations, the length of all of them is looked at first
 _MOST = 0.5
-# full buffers that limit no connection for this share of the busiest one's time are not a cause
-_LIMITED_SHARE = 0.1
 
 
 def diagnose(job: Job) -> dict[str, Any]:
@@ -177,7 +176,7 @@ def _full_buffers(job: Job) -> FullBuffers | None:
     limited_s = known[["rwnd_limited_s", "sndbuf_limited_s"]].to_numpy(np.float64)
     number, busy_s = int(limited_s.sum(axis=1).argmax()), float(known["busy_s"].max())
     by_receiver_s, by_sender_s = limited_s[number].tolist()
-    if not busy_s or by_receiver_s + by_sender_s < _LIMITED_SHARE * busy_s:
+    if not busy_s or by_receiver_s + by_sender_s < LIMITED_SHARE * busy_s:
         return None
     share = min((by_receiver_s + by_sender_s) / busy_s, 1.0)
     flow = known.iloc[number]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ringtap.analysis.job import iteration_budget
+from ringtap.analysis.job import change_point_interval, iteration_budget
 from ringtap.analysis.job.iteration_budget import (
     BUFFERS,
     BUSY_PROCESSORS,
@@ -47,6 +47,8 @@ _LEAST_LEFT = 0.05
 # by how much DDP's times, by a clock that may be slewed, may exceed the iteration, and the iterations of the ranks may
 # differ from those of the job
 _MAX_EXCESS = 0.01
+# full buffers that limit no connection for this share of the busiest one's time are not a cause
+LIMITED_SHARE = 0.1
 # a slow rank lacks a processor if it waits for one for this share of what its work takes longer
 _RUN_DELAY_SHARE = 0.5
 _NO_RUN_DELAY = "how long ranks wait for a processor is not recorded, or not for long enough (--collect host)"
@@ -78,13 +80,14 @@ class FullBuffers(NamedTuple):
     """The training's connection that full buffers limit for the longest time.
 
     Attributes:
-        share: this time as a share of that in which the connection that is busiest has data to send.
+        share: this time as a share of that in which the connection that is busiest has data to send; of each iteration,
+            or of all.
         source, destination: nodes, or addresses where no node is known.
         is_receiver: True if the destination's buffer limits it, or that the destination reads late; False: the
             source's buffer.
     """
 
-    share: float
+    share: Numbers | float
     source: str
     destination: str
     is_receiver: bool
@@ -372,7 +375,9 @@ def cause_of(share: CauseOrPart, evidence: Evidence, begin: int = 0) -> dict[str
 
     Returns:
         ``name``, one of `CAUSES`; ``iterations``, in which it is, of how many (``of``), ``from_s`` and ``to_s``, the
-        time from the first to the last of them by ``start_s``, and ``is_throughout``; ``is_computed``, True if its cost
+        time from the first to the last of them by ``start_s``, and ``is_throughout``; ``from_low_s``, ``from_high_s``,
+        ``to_low_s`` and ``to_high_s``, between which it began and ended, with 95 % confidence, None if it is there from
+        the first iteration on, or in the last one, or too rarely to tell; ``is_computed``, True if its cost
         follows from capacities, ``is_at_most``, True if it may cost less, and ``is_whole``, True if it is what whole
         iterations take longer; ``rank``, ``node``, and ``within``, the kind of work that takes longer, with ``here_s``
         and ``usual_s``: of a slow rank its mean and that of the others, of stalls the medians in them and in the other
@@ -396,6 +401,11 @@ def cause_of(share: CauseOrPart, evidence: Evidence, begin: int = 0) -> dict[str
         "within": share.within or None,
         "is_whole": bool(evidence.why_whole),
     }
+    for end, of in (("from", change_point_interval.begin_of), ("to", change_point_interval.end_of)):
+        between = of(affected, share.values)
+        low_s = None if between is None else float(start_s[between.first])
+        high_s = None if between is None else float(start_s[between.last] + times.iteration_s[between.last].max())
+        found |= {f"{end}_low_s": low_s, f"{end}_high_s": high_s}
     found |= dict.fromkeys(("rank", "node", "here_s", "usual_s", "each_s"))
     found |= dict.fromkeys(("other_cores", "run_delay_s", "usual_run_delay_s"))
     found |= dict.fromkeys(("source", "destination", "nic", "rate_bps", "usual_bps", "lost_segments", "of_training"))

@@ -125,7 +125,7 @@ class NetworkEvidence:
         usual_line_s: the same if slow interfaces were as fast as the median of all.
         shared_line_s: the same as ``line_s`` with what other traffic leaves of the capacity.
         limited_share: share of the time in which the training's connections have data to send but full buffers at one
-            of their ends limit them.
+            of their ends limit them; of each iteration, or of all.
     """
 
     training_bytes: Numbers | None = None
@@ -134,7 +134,7 @@ class NetworkEvidence:
     line_s: float | None = None
     usual_line_s: float | None = None
     shared_line_s: float | None = None
-    limited_share: float = 0.0
+    limited_share: Numbers | float = 0.0
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,7 @@ class CauseOrPart:
         is_computed: True if the cost follows from capacities, and not from iterations without the cause.
         is_at_most: True if the cost may be less: communication that the delay hid would take longer without it, and
             how much is not known without the capacity of the interfaces.
+        values: of each iteration, what is larger with the cause; None: only ``affected`` tells it.
     """
 
     name: str
@@ -164,6 +165,7 @@ class CauseOrPart:
     within: str = ""
     is_computed: bool = False
     is_at_most: bool = False
+    values: Numbers | None = field(default=None, repr=False)
 
     def since(self, begin: int) -> CauseOrPart:
         """Return the same of the iterations from number ``begin`` on, with its mean and interval in them."""
@@ -380,7 +382,7 @@ def _slow_ranks(
         left[UNEVEN] = left[UNEVEN] - waited_s
         left[within] = left[within] - (cost_s - waited_s)
         share = _share(SLOW_RANK, cost_s, slow, int(times.ranks[number]), within)
-        found.append(hiding.cost(share, cost_s, left))
+        found.append(replace(hiding.cost(share, cost_s, left), values=late_s[:, number]))
     return found
 
 
@@ -472,11 +474,12 @@ def _network_causes(
     if stalled.any():
         take(NETWORK_STALL, stalled, excess_s)
     least_s = MIN_SHARE * times.usual_s
-    slower = _slower_stretch(network_s, least_s)
+    slower, values = _slower_stretch(network_s, least_s), {SLOWER_NETWORK: network_s}
     if slower.any() and _median_difference(network_s + hidden_s, slower) >= least_s:
         take(SLOWER_NETWORK, slower, network_s - network_s[~slower].mean())
     left["network"] = network_s
-    return [_share(name, cost_s, cost_s != 0) for name, cost_s in costs_s.items()], list(uncosted.items())
+    shares = [_share(name, cost_s, cost_s != 0) for name, cost_s in costs_s.items()]
+    return [replace(share, values=values.get(share.name)) for share in shares], list(uncosted.items())
 
 
 def _are_more(values: Numbers, mine: Mask, others: Mask) -> bool:

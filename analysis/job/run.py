@@ -280,6 +280,9 @@ class Job:
             "without the cause",
             "iterations": "number of iterations in which it is",
             "from_s, to_s": "time from the first to the last of them, since the first iteration began",
+            "from_low_s, from_high_s": "95 % interval of when it began; missing if it is there from the first "
+            "iteration on, or in too few to tell",
+            "to_low_s, to_high_s": "likewise, of when it ended",
             "rank, node": "the rank that causes it, and the node of a rank, an interface or a full buffer",
             "within": "kind of work that takes longer: compute, optimizer or elsewhere",
             "here_s, usual_s": "its mean time there, and on the other ranks; of stalls, its median in them, and in the "
@@ -301,9 +304,9 @@ class Job:
         No row means that none was found. ``summary()["diagnosis"]`` also has the parts of the mean iteration, and what
         cannot be told.
         """
-        names = ["cause", "seconds", "low_s", "high_s", "share", "is_computed", "iterations", "from_s", "to_s", "rank"]
-        names += ["node", "within", "here_s", "usual_s", "other_cores", "run_delay_s", "usual_run_delay_s"]
-        names += ["source", "destination", "rate_bps"]
+        names = ["cause", "seconds", "low_s", "high_s", "share", "is_computed", "iterations", "from_s", "to_s"]
+        names += ["from_low_s", "from_high_s", "to_low_s", "to_high_s", "rank", "node", "within", "here_s", "usual_s"]
+        names += ["other_cores", "run_delay_s", "usual_run_delay_s", "source", "destination", "rate_bps"]
         names += ["usual_bps", "nic", "of_training", "lost_segments"]
         rows = [{"cause": row["name"]} | row for row in self.diagnosed["causes"]]
         return pd.DataFrame(rows, columns=names).astype({"rank": "Int64"})

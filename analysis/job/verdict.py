@@ -71,6 +71,7 @@ _OTHER_CORES = 0.5
 # ranks that wait for a processor for this share of an iteration share it with others
 _RUN_DELAY_SHARE = 0.1
 _MORE_PROCESSORS = "run fewer ranks, threads (OMP_NUM_THREADS) or programs on a node, or give the job more processors"
+_LEAST_SHOWN_S = 0.05
 _UNEXPLAINED = "nothing that was recorded says why"
 
 
@@ -154,11 +155,18 @@ def _cost(cause: Cause) -> str:
     mean = f"{about}{format_duration(cause['seconds'])} ({cause['share']:.0%}) of {which}"
     if cause["is_throughout"]:
         return f"{mean} {since}".rstrip()
-    when = since or f"from {cause['from_s']:.1f} to {cause['to_s']:.1f} s"
+    when = since or f"from {_at(cause, 'from')} to {_at(cause, 'to')} s"
     when = f"{counted(cause['iterations'], 'iteration')} {when}"
     if cause["each_s"] is not None:
         return f"{mean}, {format_duration(cause['each_s'])} (median) in {when}"
     return f"{mean}, {format_duration(cause['seconds'] * cause['of'] / cause['iterations'])} in each of {when}"
+
+
+def _at(cause: Cause, end: str) -> str:
+    """Return when a cause begins or ends, with the interval where it is known and longer than the last digit."""
+    at_s, low_s, high_s = (cause[f"{end}_{name}"] for name in ("s", "low_s", "high_s"))
+    half_s = 0.0 if low_s is None else max(at_s - low_s, high_s - at_s)
+    return f"{at_s:.1f} ± {half_s:.1f}" if half_s >= _LEAST_SHOWN_S else f"{at_s:.1f}"
 
 
 def _slow_rank(cause: Cause) -> str:

@@ -6,19 +6,24 @@ NumPy and SciPy.
 
 from __future__ import annotations
 
+import bisect
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy import ndimage
 
 from ringtap.analysis.job import iteration_budget
 from ringtap.analysis.job.diagnosis import (
+    LIMITED_SHARE,
     MIN_ITERATIONS,
     Evidence,
     FlowSum,
+    FullBuffers,
     NetworkRecords,
     cause_of,
     described,
@@ -30,7 +35,7 @@ from ringtap.analysis.job.iteration_budget import CAUSES, NETWORK_STALL, WHOLE_S
 from ringtap.analysis.job.verdict import is_open, named, verdict
 from ringtap.analysis.live.follow_run import RunFollower
 from ringtap.analysis.live.iterations import RankSteps, StepEnd, TimedPass
-from ringtap.analysis.live.recent_traffic import FlowEnds, FlowGrowth, RecentTraffic
+from ringtap.analysis.live.recent_traffic import BusyTimes, FlowEnds, FlowGrowth, RecentTraffic
 from ringtap.analysis.live.snapshot import Diagnosis
 from ringtap.core.counter_growth import MAX_UNCERTAIN_SHARE
 from ringtap.core.run_completeness import missing_ranks
@@ -43,6 +48,10 @@ _WARM_UP = 10
 # a cause goes on once it is in so many iterations, or in more if nothing says whose stalls it is, and until it was in
 # none for so long and for so many iterations
 _GOES_ON, _GOES_ON_UNEXPLAINED, _OVER_S, _OVER = 2, 3, 5.0, 10
+# full buffers count over so many iterations, as a counter of another sample may lag behind
+_AROUND = 3
+# the interval of when a cause began is shown if it is this long
+_LEAST_SHOWN_S = 2.0
 # a node's samples are in its logs this long after they were taken, at the latest
 _WRITTEN_S = 0.2
 
@@ -185,8 +194,51 @@ def _with_network(follower: RunFollower, window: _Window) -> tuple[_Window, Netw
         training += _by_iteration(window, [one for one in growths if one.ends.is_training])
         other += _by_iteration(window, [one for one in growths if not one.ends.is_training])
         flows += _flows(window, growths, _losses(window, log, lost, node_of, node.name), node_of)
+    busy = [
+        (ends, times)
+        for node, log in zip(logs, traffic, strict=True)
+        for ends, times in log.busy_times(node_of, node.name)
+    ]
     facts = {node.name: [node.facts] for node in follower.nodes.values()}
-    return window, NetworkRecords.of(training, other, lost, flows, seconds, lambda node: facts.get(node, []))
+    buffers = _full_buffers(window, busy, node_of)
+    return window, NetworkRecords.of(training, other, lost, flows, seconds, lambda node: facts.get(node, []), buffers)
+
+
+def _full_buffers(
+    window: _Window, sockets: Sequence[tuple[FlowEnds, Sequence[BusyTimes]]], node_of: Mapping[str, str]
+) -> FullBuffers | None:
+    """Return the training's socket that full buffers limit longest in these iterations; None if not for long.
+
+    The share is of the iterations around each one, as the counters are sampled more rarely than iterations may end.
+    """
+    first_ns = int(window.begin_ns[0])
+    edges_s = np.stack([window.begin_ns, window.end_ns]).astype(np.int64) - first_ns
+
+    def grown(times: Sequence[BusyTimes]) -> npt.NDArray[np.float64]:
+        """Return the growth of the three times in each iteration."""
+        at_s, *columns = (np.array(times, np.int64) - [first_ns, 0, 0, 0]).T
+        return np.stack([np.diff(np.interp(edges_s, at_s, column), axis=0)[0] for column in columns])
+
+    def in_all(item: tuple[FlowEnds, Sequence[BusyTimes]]) -> tuple[int, int]:
+        """Return how long a socket was limited and busy since about the first iteration."""
+        times = item[1]
+        first = times[bisect.bisect_left(times[:-1], first_ns, key=attrgetter("at_ns"))]
+        _, busy_us, *limited_us = (last - before for last, before in zip(times[-1], first, strict=True))
+        return sum(limited_us), busy_us
+
+    known = [item for item in sockets if item[1][-1].at_ns > first_ns]
+    if not known:
+        return None
+    ends, times = max(known, key=lambda item: in_all(item)[0])
+    _, by_receiver, by_sender = grown(times)
+    busy = grown(max(known, key=lambda item: in_all(item)[1])[1])[0]
+    limited, busy = (ndimage.uniform_filter1d(one, _AROUND) for one in (by_receiver + by_sender, busy))
+    share = np.minimum(limited / np.maximum(busy, 1.0), 1.0)
+    share[share < LIMITED_SHARE] = 0.0
+    if not share.any():
+        return None
+    source, destination = (node_of.get(address, address) for address in (ends.source, ends.destination))
+    return FullBuffers(share, source, destination, bool(by_receiver.sum() >= by_sender.sum()))
 
 
 def _by_iteration(window: _Window, growths: Sequence[FlowGrowth]) -> npt.NDArray[np.float64]:
@@ -256,9 +308,16 @@ def _since(share: iteration_budget.CauseOrPart, begin: int, evidence: Evidence) 
     """Describe a cause that goes on since iteration number ``begin``; ``since`` says when that was, in words."""
     share, times = share.since(begin), evidence.times
     count = len(share.affected) - begin
-    since = f"in all of the last {count} iterations"
+    since, cause = f"in all of the last {count} iterations", cause_of(share, evidence, begin)
     if begin > 0:
-        since = f"since {time.strftime('%H:%M:%S', time.localtime(float(evidence.start_s[begin])))}"
+        since = f"since {_clock(evidence.start_s[begin])}"
+        low_s, high_s = cause["from_low_s"], cause["from_high_s"]
+        if low_s is not None and high_s - low_s >= _LEAST_SHOWN_S:
+            since += f" (between {_clock(low_s)} and {_clock(high_s)})"
     about = {"since": since, "share": share.seconds / float(times.iteration_s[begin:].mean())}
     about |= {"seconds": share.seconds, "low_s": share.low_s, "high_s": share.high_s}
-    return cause_of(share, evidence, begin) | about
+    return cause | about
+
+
+def _clock(at_s: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(float(at_s)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,11 +11,13 @@ from ringtap.analysis.live.flows import NOBODY, Owners, address_of, port_class, 
 from ringtap.analysis.runs.growing_files import Record
 from ringtap.analysis.runs.traffic_classes import TRAINING
 from ringtap.core.append_only_logs import RecordFile
-from ringtap.core.tcp_info import ENDED, STATES_WITHOUT_COUNTERS
+from ringtap.core.tcp_info import BUSY_TIMES, ENDED, STATES_WITHOUT_COUNTERS
 
 _MAX_GROWTHS = 16_000
 _MAX_SOCKETS = 10_000
 _MAX_LOSSES = 1_000  # of a socket
+_MAX_BUSY = 128  # points of a socket; above, every second one is dropped
+_BUSY_EVERY_NS = 5 * 10**8
 _LONG_S = 1e6
 # the owner of a new socket is known after this time at the latest
 _OWNER_NS = 3 * 10**9
@@ -34,6 +36,21 @@ class FlowGrowth(NamedTuple):
     end_ns: int
     ends: FlowEnds
     payload_bytes: int
+
+
+class BusyTimes(NamedTuple):
+    """Times for which a socket had data to send so far, and for which full buffers limited it.
+
+    Attributes:
+        at_ns: the time on the reference clock.
+        busy_us: time with data to send.
+        by_receiver_us, by_sender_us: time in which the receiver's, or its own, full buffer limited it.
+    """
+
+    at_ns: int
+    busy_us: int
+    by_receiver_us: int
+    by_sender_us: int
 
 
 class FlowEnds(NamedTuple):
@@ -57,6 +74,7 @@ class _Socket:
         in_a_row_ns: the last time at which it was in two samples in a row; 0: never.
         counts: bytes acknowledged and bytes received at its newest record.
         lost: segments that were sent again and had not arrived twice so far, at each record that changed it.
+        busy: its busy times when it was seen to have sent, the newest last.
     """
 
     local: str
@@ -69,6 +87,15 @@ class _Socket:
     in_a_row_ns: int
     counts: tuple[int, int]
     lost: deque[tuple[int, int]]
+    busy: list[BusyTimes]
+
+    def has_sent(self, times: BusyTimes) -> None:
+        """Note its busy times when it has sent something."""
+        if len(self.busy) > 1 and times.at_ns - self.busy[-2].at_ns < _BUSY_EVERY_NS:
+            self.busy.pop()
+        elif len(self.busy) >= _MAX_BUSY:
+            del self.busy[1:-1:2]
+        self.busy.append(times)
 
     def seen(self, now_ns: int, every_ns: int, dump_ns: int, busy_ns: int) -> int:
         """Note a record, and return when the growth before it began.
@@ -132,6 +159,7 @@ class RecentTraffic:
         at = file.index
         t, mono, cookie, state = (at[name] for name in ("t_ns", "mono_ns", "cookie", "state"))
         sent, received, again = (at[name] for name in ("bytes_acked", "bytes_received", "total_retrans"))
+        limits = [at[name] for name in BUSY_TIMES]
         twice = at.get("dsack_dups")
         self.tells_losses = twice is not None
         self.every_s = float(file.about.get("every_s") or 0)
@@ -158,6 +186,9 @@ class RecentTraffic:
             begin_ns = socket.seen(now_ns, *periods_ns)
             grown = [max(after - before, 0) for after, before in zip(counts, socket.counts, strict=True)]
             socket.counts = counts
+            if grown[0]:
+                at_ns = self._to_reference(record[t], now_ns)
+                socket.has_sent(BusyTimes(at_ns, *(record[number] for number in limits)))
             if any(grown):
                 self._waiting.append((record[t], now_ns, max(now_ns - begin_ns, 1), socket, *grown))
             lost = record[again] - (record[twice] if twice is not None else 0)
@@ -202,10 +233,8 @@ class RecentTraffic:
     def losses(self, node_of: Mapping[str, str], node: str) -> list[tuple[FlowEnds, list[tuple[int, int]]]]:
         """Return the losses of the training's sockets: their ends, and times and numbers of the segments lost."""
         found = []
-        for socket in (*self._sockets.values(), *self._ended):
-            if len(socket.lost) < 2 or socket.stays_on(node, node_of):
-                continue
-            if traffic_of(self._owners.of(socket.inode), NOBODY, socket.ports) != TRAINING:
+        for socket in self._of_training(node_of, node):
+            if len(socket.lost) < 2:
                 continue
             counts, least = [], socket.lost[-1][1]
             # a segment counts as lost unless the receiver reports later that it had arrived twice (DSACK)
@@ -220,6 +249,18 @@ class RecentTraffic:
             found.append((FlowEnds(socket.local, socket.remote, True), steps))
         return found
 
+    def busy_times(self, node_of: Mapping[str, str], node: str) -> list[tuple[FlowEnds, list[BusyTimes]]]:
+        """Return the busy times of the training's sockets that have sent in two samples or more."""
+        sockets = (socket for socket in self._of_training(node_of, node) if len(socket.busy) > 1)
+        return [(FlowEnds(socket.local, socket.remote, True), socket.busy) for socket in sockets]
+
+    def _of_training(self, node_of: Mapping[str, str], node: str) -> Iterator[_Socket]:
+        """Yield the training's sockets that cross the network."""
+        for socket in (*self._sockets.values(), *self._ended):
+            owner = self._owners.of(socket.inode)
+            if not socket.stays_on(node, node_of) and traffic_of(owner, NOBODY, socket.ports) == TRAINING:
+                yield socket
+
 
 def _opened(record: Record, at: Mapping[str, int], now_ns: int, counts: tuple[int, int] | None) -> _Socket:
     """Return a socket at its first record; ``counts`` are those that are not counted, None if it is new."""
@@ -228,4 +269,4 @@ def _opened(record: Record, at: Mapping[str, int], now_ns: int, counts: tuple[in
     is_loopback = local.is_loopback or remote.is_loopback
     lost: deque[tuple[int, int]] = deque(maxlen=_MAX_LOSSES)
     inode, last_ns = record[at["inode"]], 0 if counts is None else now_ns
-    return _Socket(str(local), str(remote), is_loopback, inode, ports, now_ns, last_ns, 0, counts or (0, 0), lost)
+    return _Socket(str(local), str(remote), is_loopback, inode, ports, now_ns, last_ns, 0, counts or (0, 0), lost, [])

@@ -17,15 +17,12 @@ from ringtap.analysis.runs.read_binary_records import Records
 from ringtap.analysis.runs.samples_to_iterations import Integers, Numbers, counter_steps
 from ringtap.core.append_only_logs import RecordFile
 from ringtap.core.run_directory_schema import EVERY_S, NIC_REC, SOCKETS_REC
-from ringtap.core.tcp_info import ENDED, LISTEN, STATES_WITHOUT_COUNTERS, UNKNOWN_RTT_US
+from ringtap.core.tcp_info import BUSY_TIMES, ENDED, LISTEN, STATES_WITHOUT_COUNTERS, UNKNOWN_RTT_US
 
 # records read at a time, to bound memory on long runs
 CHUNK_RECORDS = 1 << 20
-BUSY = "busy_time_us"
-COUNTERS = (
-    *("bytes_acked", "bytes_retrans", "bytes_received", "total_retrans", "delivered_ce"),
-    *(BUSY, "rwnd_limited_us", "sndbuf_limited_us"),
-)
+BUSY = BUSY_TIMES[0]
+COUNTERS = ("bytes_acked", "bytes_retrans", "bytes_received", "total_retrans", "delivered_ce", *BUSY_TIMES)
 # segments that were sent again although the first one had not arrived, which follows from two counters
 LOST, _AGAIN, _TWICE = "lost_segments", "total_retrans", "dsack_dups"
 _LATE_DUMPS = 1.1  # times the planned period, from which their mean counts: each is up to half a sample early or late

@@ -65,5 +65,7 @@ TCP_INFO: tuple[tuple[str, str, str, Kind, int], ...] = (
     ("snd_wnd_bytes", "<u4", "bytes", "gauge", 228),
 )
 
+# time with data to send, and that in which the receiver's and the sender's full buffers limit it
+BUSY_TIMES = ("busy_time_us", "rwnd_limited_us", "sndbuf_limited_us")
 OFFSETS = {name: offset for name, _, _, _, offset in TCP_INFO}
 UNKNOWN_RTT_US = 2**32 - 1  # round-trip time that was never measured

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ringtap.core.append_only_logs import Field, JsonLinesWriter, RecordWriter, open_records
 from ringtap.core.run_directory import RunDirectory, write_json
@@ -222,6 +224,16 @@ def write_ddp_job(path: Path, truth: Truth, *, status: str = "complete", sockets
         node.finish(before={"cpus": 4})
     run.finish(status)  # type: ignore[arg-type]
     return truth
+
+
+def rewrite(log: Path, change: Callable[[list[list[Any]], dict[str, int]], Iterable[Sequence[Any]]]) -> None:
+    """Replace the records of a log by what ``change`` makes of them and of the fields' positions."""
+    file = open_records(log)
+    records = [list(record) for record in file.tail()]
+    log.unlink()
+    writer = RecordWriter(log, list(file.fields), file.about)
+    writer.append_many([tuple(record) for record in change(records, file.index)])
+    writer.close()
 
 
 def moved_share(t_ms: float, truth: Truth) -> float:

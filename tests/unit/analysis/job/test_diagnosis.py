@@ -10,9 +10,9 @@ from ringtap.analysis.job import diagnose_job, iteration_budget
 from ringtap.analysis.job.run import open_job
 from ringtap.analysis.job.summary_text import answer
 from ringtap.analysis.job.verdict import is_open, named, parts_rows, verdict
-from ringtap.core.append_only_logs import RecordWriter, open_records
+from ringtap.core.append_only_logs import open_records
 from ringtap.core.units import format_rate
-from tests.gold.job_run import Truth, as_horovod, write_ddp_job, write_run_delays
+from tests.gold.job_run import Truth, as_horovod, rewrite, write_ddp_job, write_run_delays
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]
 PAYLOAD_SHARE = 1448 / 1514
@@ -34,17 +34,6 @@ def written(path, *, rates_bps=(), **truth):
         facts = {"cpus": 4, "nics": {"eth0": nic}, "links": {"eth0": {"qdisc": "tbf", "rate_bps": rate_bps}}}
         node.write_text(json.dumps(json.loads(node.read_text()) | {"before": facts}))
     return open_job(path)
-
-
-def rewrite(path, change):
-    """Replace the records of a log by what ``change`` makes of them and of the fields' positions."""
-    file = open_records(path)
-    at = {field.name: number for number, field in enumerate(file.fields)}
-    records = [list(record) for record in file.tail()]
-    path.unlink()
-    writer = RecordWriter(path, list(file.fields), file.about)
-    writer.append_many([tuple(record) for record in change(records, at)])
-    writer.close()
 
 
 def seconds_of(job):
@@ -421,17 +410,15 @@ def test_parts_that_do_not_add_up_are_refused(tmp_path, monkeypatch):
         "Why an iteration takes this long cannot be told: the parts of an iteration are 3 s in all, the iteration 2 s."
     ]
     write_ddp_job(tmp_path / "apart", Truth(iterations=40))
-    for path in (tmp_path / "apart").glob("nodes/n0/steps/rank0-???.rec"):
-        file = open_records(path)
-        names = [field.name for field in file.fields]
-        records = [list(record) for record in file.tail()]
+
+    def slow_down(records, at):
         for number, record in enumerate(records):  # by this clock, iterations take 10 ms longer
             for name in ("start_mono_ns", "end_mono_ns"):
-                record[names.index(name)] += number * 10_000_000
-        path.unlink()
-        writer = RecordWriter(path, list(file.fields), file.about)
-        writer.append_many([tuple(record) for record in records])
-        writer.close()
+                record[at[name]] += number * 10_000_000
+        return records
+
+    for path in (tmp_path / "apart").glob("nodes/n0/steps/rank0-???.rec"):
+        rewrite(path, slow_down)
     assert (
         open_job(tmp_path / "apart").diagnosed["why"] == "the iterations of the ranks do not add up to those of the job"
     )

@@ -22,6 +22,7 @@ item = healthy | {"fault": {"kind": "slow rank", "rank": 1}, "affected": (25, 60
 seconds = [0.12 if 25 <= number + 1 < 60 else 0.1 for number in range(79)]
 found = {"why": "", "causes": [cause, cause | {"rank": 2}, cause | {"share": 0.01}], "unknown": []}
 rows = [diagnosis.judged(item, seconds, None, found)]
+rows[0] |= {"is_within": [True, False], "widths": [1.0, 3.0]}
 rows.append(diagnosis.judged(item, seconds, None, found | {"causes": []}))
 rows.append(diagnosis.judged(healthy, [0.1] * 79, 0.1, found))
 slower = found | {"causes": [cause | {"name": "slower iterations", "rank": None}]}
@@ -38,7 +39,7 @@ def test_jobs_are_drawn_by_seed_and_verdicts_are_judged() -> None:
         kinds = [job["fault"]["kind"] for job in jobs]
         assert kinds.count("healthy") >= len(kinds) / 3
         assert {"slow rank", "stalls", "pauses", "slow link", "loss", "other traffic", "two at once"} < set(kinds)
-        assert kinds[-1] == "busy node"
+        assert kinds[-3:] == ["busy node", "checkpoints", "slow within"]
         assert ("small buffers" if seed % 2 else "congestion control") in kinds
     right, missed, healthy = data["rows"]
     assert (right["right"], right["wrong"]) == (["slow rank"], ["slow rank"])
@@ -48,5 +49,5 @@ def test_jobs_are_drawn_by_seed_and_verdicts_are_judged() -> None:
     assert (healthy["cost_s"], healthy["right"], healthy["wrong"]) == (0, [], ["slow rank", "slow rank"])
     assert data["untimed"] == [[], ["slower iterations"]]
     lines = data["table"].splitlines()
-    assert "| slow rank | 2 | - | 1 of 2 | 0 | 1 | 117% |" in lines
-    assert "| healthy | 1 | - | - | 0 | 1 | - |" in lines
+    assert "| slow rank | 2 | - | 1 of 2 | 0 | 1 | 117% | 1 of 2 | 2.0 |" in lines
+    assert "| healthy | 1 | - | - | 0 | 1 | - | - | - |" in lines

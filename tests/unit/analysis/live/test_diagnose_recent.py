@@ -19,7 +19,7 @@ from ringtap.analysis.live.recent_traffic import FlowEnds, FlowGrowth
 from ringtap.analysis.live.snapshot import Diagnosis, Snapshot
 from ringtap.analysis.live.snapshot_for_browser import TableChoice, parts_of
 from ringtap.analysis.live.summary import verdict_lines
-from tests.gold.job_run import MS, START_NS, Truth, as_horovod, write_ddp_job, write_run_delays
+from tests.gold.job_run import MS, START_NS, Truth, as_horovod, rewrite, write_ddp_job, write_run_delays
 
 pytestmark = pytest.mark.computes
 USUAL: dict[str, Any] = {
@@ -149,6 +149,28 @@ def test_a_cause_that_is_over_is_taken_back(tmp_path: Path) -> None:
     # 5 s are 25 iterations
     assert now(without_sockets(tmp_path / "after", iterations=60, slow=slow)).causes
     assert now(without_sockets(tmp_path / "over", iterations=75, slow=slow)).causes == ()
+
+
+@pytest.mark.parametrize(("buffer", "node"), [("rwnd_limited_us", "n2"), ("sndbuf_limited_us", "n1")])
+def test_full_buffers_are_named_while_they_limit_a_connection(tmp_path: Path, buffer: str, node: str) -> None:
+    payload_share = 1448 / 1514
+    fast_bps = 8 * Truth(compute_ms=(1, 1, 1)).rank_bytes / 0.005 / payload_share
+
+    def limited(records: list[list[Any]], at: dict[str, int]) -> list[list[Any]]:
+        """From iteration 20 to 45, a full buffer limits rank 1 for 16 of the 20 ms for which it sends to rank 2."""
+        for record in records:
+            record[at[buffer]] = round(0.8 * min(max(record[at["busy_time_us"]] - 20 * 20_000, 0), 25 * 20_000))
+        return records
+
+    def job(name: str, iterations: int) -> Diagnosis:
+        path = written(tmp_path / name, rates_bps=(fast_bps,) * 3, busy_ms=(20, 20, 20), iterations=iterations)
+        rewrite(path / "nodes" / "n1" / "sockets" / "sockets.rec", limited)
+        return now(path)
+
+    (cause,) = job("during", 45).causes
+    assert (cause["name"], cause["node"], cause["source"], cause["destination"]) == ("socket buffers", node, "n1", "n2")
+    assert cause["seconds"] == pytest.approx(0.8 * 0.02, rel=0.1)
+    assert job("over", 75).causes == ()
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

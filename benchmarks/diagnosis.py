@@ -150,7 +150,8 @@ class Case:
 
     Attributes:
         live: what the live view named as the cause, and when (CLOCK_MONOTONIC).
-        begin_s, end_s: when the fault began and ended, by the same clock; 0: it did not.
+        begin_s, end_s: when the fault was told to begin and to end, by the same clock; 0: it was not.
+        done_s: when these commands had ended.
         ends_s: when the iterations ended.
     """
 
@@ -158,6 +159,7 @@ class Case:
         self._testbed, self._spec, self._item, self.folder = testbed, spec, item, folder
         self._times = folder / "times.txt"
         self.ends_s: list[float] = []
+        self.done_s: list[float] = []
         self._others: list[subprocess.Popen[bytes]] = []
         self.live: list[tuple[float, str]] = []
         self.begin_s = self.end_s = 0.0
@@ -180,6 +182,7 @@ class Case:
                     self._wait(until, jobs)
                     self.begin_s, self.end_s = (time.monotonic(), 0.0) if is_on else (self.begin_s, time.monotonic())
                     self._fault(is_on)
+                    self.done_s.append(time.monotonic())
             for job in jobs:
                 if job.wait(LIMIT_S):
                     sys.exit(f"{self.folder}: a rank ended with {job.returncode}")
@@ -315,24 +318,23 @@ def judged(item: dict[str, Any], seconds: list[float], usual_s: float | None, fo
 
 
 def judged_when(item: dict[str, Any], case: Case, found: dict[str, Any]) -> dict[str, Any]:
-    """Compare when the cause of a single fault began and ended with when the fault did.
-
-    Returns:
-        ``is_within``, for each interval whether it holds the truth, and ``widths``, their lengths in iterations.
-    """
+    """Return whether each interval of when a single fault's cause began or ended holds the truth, and its width."""
     from ringtap.analysis.job.run import open_job
     from ringtap.analysis.job.verdict import named
 
     right = [cause for cause in named(found) if is_right(cause["name"], cause["rank"], item)] if case.begin_s else []
+    right = [] if "load_share" in item["fault"] else right  # traffic begins some time after its command
     rows: list[tuple[bool, float]] = []
     for cause in right if len(right) == 1 else ():
         start_s = open_job(case.folder / "run").logs.window_ns[0] / 1e9 - (time.time() - time.monotonic())
-        own_s = [case.ends_s[number - 1] for number in item["affected"]]  # a rank's own fault begins with an iteration
-        at_s = (case.begin_s, case.end_s) if "host" in item["fault"] else own_s
-        for end, truth_s in zip(("from", "to"), at_s, strict=True):
+        # a rank's own fault begins with an iteration, others while a command runs
+        own_s = [case.ends_s[number - 1] for number in item["affected"]]
+        began_s, done_s = ((case.begin_s, case.end_s), case.done_s) if "host" in item["fault"] else (own_s, own_s)
+        for end, least_s, most_s in zip(("from", "to"), began_s, done_s, strict=True):
             low_s, high_s = cause[f"{end}_low_s"], cause[f"{end}_high_s"]
             if low_s is not None:
-                rows.append((low_s <= truth_s - start_s <= high_s, (high_s - low_s) / found["iteration_s"]))
+                is_within = low_s <= most_s - start_s and least_s - start_s <= high_s
+                rows.append((is_within, (high_s - low_s) / found["iteration_s"]))
     return {"is_within": [row[0] for row in rows], "widths": [row[1] for row in rows]}
 
 
@@ -423,10 +425,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def live_table(rows: list[dict[str, Any]]) -> str:
-    """Return how soon the live view names faults that begin in the middle of a job and cost 10 %, and takes them back.
-
-    What it names wrongly is of all jobs.
-    """
+    """Return how soon the live view names faults that begin in mid-job and cost 10 %; the wrong names are of all."""
     heads = ["kind", "jobs", "named", "within 5 s or 10 iterations", "after: median, last"]
     heads += ["taken back before the job ended", "after: median, last", "wrong"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]

@@ -31,7 +31,7 @@ from ringtap.analysis.job.diagnosis import (
     timed_in,
     why_no_parts,
 )
-from ringtap.analysis.job.iteration_budget import CAUSES, NETWORK_STALL, WHOLE_STALL, RankTimes
+from ringtap.analysis.job.iteration_budget import CAUSES, NETWORK_STALL, SLOW_RANK, WHOLE_STALL, RankTimes
 from ringtap.analysis.job.verdict import is_open, named, verdict
 from ringtap.analysis.live.follow_run import RunFollower
 from ringtap.analysis.live.iterations import RankSteps, StepEnd, TimedPass
@@ -100,11 +100,21 @@ def diagnose(follower: RunFollower, files: Sequence[RankSteps]) -> Diagnosis:
     node_of = {file.rank: file.node for file in files}
     begin_s = window.begin_ns / 1e9
     pid_of = {file.rank: file.pid for file in files}
+    early: set[int] = set()  # ranks whose run delay is not known yet
 
     def run_delay_s(rank: int, affected: iteration_budget.Mask) -> float | None:
-        """Return how long a rank waits for a processor in an iteration, by its samples of the last second."""
-        share = follower.nodes[node_of[rank]].keyed["host", "processes"].rate_of_records(pid_of[rank], RUN_DELAY)
-        return None if share is None else share * float(window.times.iteration_s[affected].mean())
+        """Return how long a rank waits for a processor in an iteration, by its last two samples.
+
+        It is not known while the first of them is from before ``affected`` began.
+        """
+        node = follower.nodes[node_of[rank]]
+        found = node.keyed["host", "processes"].rate_of_records(pid_of[rank], RUN_DELAY)
+        if found is None:
+            return None
+        if affected.argmax() > 0 and node.to_reference(*found[1]) < window.begin_ns[affected.argmax()]:
+            early.add(rank)
+            return None
+        return found[0] * float(window.times.iteration_s[affected].mean())
 
     evidence = Evidence(
         window.times, len(begin_s), begin_s, network, node_of, lambda _: None, run_delay_s, window.why_whole
@@ -118,6 +128,8 @@ def diagnose(follower: RunFollower, files: Sequence[RankSteps]) -> Diagnosis:
         for share in budget.shares
         if share.name in CAUSES and (begin := _begin(share, window.times.mean_s)) is not None
     ]
+    # whether a rank is slow or lacks a processor is known a second later
+    found = [item for item in found if item[1]["name"] != SLOW_RANK or item[1]["run_delay_s"] is not None or not early]
     causes = named({"causes": sorted((cause for _, cause in found), key=lambda cause: -cause["seconds"])})
     latest = max((begin for begin, cause in found if cause in causes), default=0)
     iteration_s = float((window.end_ns - window.begin_ns)[latest:].mean()) / 1e9

@@ -218,14 +218,17 @@ class Keyed:
         """Return the largest value of a gauge in the last poll's records; the newest value if it did not change."""
         return self._peaks.get((key, name), self.value(key, name))
 
-    def rate_of_records(self, key: Key, name: str) -> float | None:
-        """Return a counter's rate per second between the kept records of an item that has one in each sample."""
+    def rate_of_records(self, key: Key, name: str) -> tuple[float, tuple[int, int]] | None:
+        """Return a counter's rate per second between the kept records of an item that has one in each sample.
+
+        With it comes the time of the first one, by CLOCK_REALTIME and CLOCK_MONOTONIC.
+        """
         if self.file is None or name not in self.file.index or key not in self._history:
             return None
         before, last = self._history[key][0][1], self.latest[key]
         seconds = (last[self._mono] - before[self._mono]) / 1e9
         grown = self.file.grown(name, before, last)
-        return None if grown is None or seconds <= 0 else grown / seconds
+        return None if grown is None or seconds <= 0 else (grown / seconds, (before[self._t], before[self._mono]))
 
     def rate(self, key: Key, name: str) -> float | None:
         """Return a counter's rate per second over about the node's last second; None if it is too new."""

@@ -134,6 +134,20 @@ def test_a_rank_that_waits_for_a_processor_is_told_from_one_that_is_slow(tmp_pat
     assert found.lines[0].startswith("Rank 1 (node n1) has to wait for a processor: 30 ms (15%) of an iteration in all")
 
 
+def test_a_rank_is_not_called_slow_before_it_is_known_whether_it_lacks_a_processor(tmp_path: Path) -> None:
+    def with_samples_from(first_s: int) -> list[str]:
+        path = without_sockets(tmp_path / str(first_s), compute_ms=(100, 100, 100), slow=(1, 40, 60, 30))
+        for rank, share in enumerate((0.01, 0.13, 0.01)):
+            write_run_delays(path / "nodes" / f"n{rank}", 100 + rank, share, first_s + 2)
+            log = path / "nodes" / f"n{rank}" / "host" / "processes.rec"
+            rewrite(log, lambda records, _: records[-2:])
+        return [cause["name"] for cause in now(path).causes]
+
+    # the rank becomes slow after 8 s
+    assert with_samples_from(7) == []
+    assert with_samples_from(9) == ["busy processors"]
+
+
 def test_a_slow_rank_of_horovod_is_named(tmp_path: Path) -> None:
     path = without_sockets(tmp_path / "job", compute_ms=(100, 130, 100))
     as_horovod(path)

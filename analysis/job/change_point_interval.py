@@ -63,6 +63,20 @@ def end_of(affected: Mask, values: Numbers | None) -> Iterations | None:
     return found and Iterations(len(affected) - 1 - found.last, len(affected) - 1 - found.first)
 
 
+def independent_share(rest: Numbers) -> float:
+    """Return how many independent values say as much as these do, which follow each other, as a share of them.
+
+    Args:
+        rest: what the values differ from the mean that they should have.
+    """
+    most = 3 * 1.4826 * float(np.median(np.abs(rest)))
+    spread = np.clip(rest, -most, most)
+    squares = float((spread**2).mean())
+    related = float((spread[1:] * spread[:-1]).mean()) / squares if squares > 0 else 0.0
+    correlation = min(max(related, 0.0), _MAX_CORRELATION)
+    return (1 - correlation) / (1 + correlation)
+
+
 def _unseen(where: Integers) -> int:
     """Return for how many iterations chance explains that a cause that was there was not seen."""
     share = (len(where) - 1) / (where[-1] - where[0])
@@ -77,10 +91,6 @@ def _scores(values: Numbers, affected: Mask) -> Numbers:
     variance = max(1.4826 * float(np.median(np.abs(rest[rows]))) for rows in (affected, ~affected)) ** 2
     if step <= 0 or variance == 0:
         return np.where(affected, _LIKELIHOOD_RATIO, -_LIKELIHOOD_RATIO)
-    spread = np.clip(rest, -3 * variance**0.5, 3 * variance**0.5)
-    correlation = float(
-        np.clip((spread[1:] * spread[:-1]).mean() / max((spread**2).mean(), 1e-300), 0, _MAX_CORRELATION)
-    )
-    variance *= (1 + correlation) / (1 - correlation)
+    variance /= independent_share(rest)
     scores: Numbers = np.clip(values - (with_s + without_s) / 2, -step, step) * step / variance
     return scores

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import ndimage, stats
 
+from ringtap.analysis.job.change_point_interval import independent_share
+
 if TYPE_CHECKING:  # the live view has no pandas
     from ringtap.analysis.runs.samples_to_iterations import Integers, Numbers
 
@@ -507,7 +509,9 @@ def _slower_stretch(values: Numbers, least_s: float, chance: float = _CHANCE) ->
     sigma_s = 1.4826 * float(stats.median_abs_deviation(values[~slower]))
     method: Method = "exact" if by_s > _CLEAR_SIGMAS * sigma_s and len(values) <= _EXACT else "auto"
     p = stats.mannwhitneyu(values[slower], values[~slower], alternative="greater", method=method).pvalue
-    # the stretch was chosen among all of them
+    # successive iterations depend on each other, and the stretch was chosen among all of them
+    rest = values - np.where(slower, np.median(values[slower]), np.median(values[~slower]))
+    p = stats.norm.sf(stats.norm.isf(p) * np.sqrt(independent_share(rest)))
     is_found = by_s >= least_s and p < chance / len(values) ** 2
     return slower if is_found else np.zeros(len(values), bool)
 

@@ -52,6 +52,7 @@ _GOES_ON, _GOES_ON_UNEXPLAINED, _OVER_S, _OVER = 2, 3, 5.0, 10
 _AROUND = 3
 # the interval of when a cause began is shown if it is this long
 _LEAST_SHOWN_S = 2.0
+_LEAST_SAMPLED_NS = 10**9
 # a node's samples are in its logs this long after they were taken, at the latest
 _WRITTEN_S = 0.2
 
@@ -103,18 +104,21 @@ def diagnose(follower: RunFollower, files: Sequence[RankSteps]) -> Diagnosis:
     early: set[int] = set()  # ranks whose run delay is not known yet
 
     def run_delay_s(rank: int, affected: iteration_budget.Mask) -> float | None:
-        """Return how long a rank waits for a processor in an iteration, by its last two samples.
-
-        It is not known while the first of them is from before ``affected`` began.
-        """
-        node = follower.nodes[node_of[rank]]
-        found = node.keyed["host", "processes"].rate_of_records(pid_of[rank], RUN_DELAY)
-        if found is None:
+        """Return how long a rank waits for a processor in some iterations in a row, by samples of a second of them."""
+        node, where = follower.nodes[node_of[rank]], np.flatnonzero(affected)
+        samples = node.keyed["host", "processes"].samples(pid_of[rank], RUN_DELAY)
+        at_ns = np.array([node.to_reference(t_ns, mono_ns) for t_ns, mono_ns, _ in samples], np.int64)
+        if not len(samples) or not len(where):
             return None
-        if affected.argmax() > 0 and node.to_reference(*found[1]) < window.begin_ns[affected.argmax()]:
-            early.add(rank)
+        end_ns = int(window.end_ns[where[-1]])
+        known_ns = max(int(window.begin_ns[where[0]]), int(at_ns[0])), min(end_ns, int(at_ns[-1]))
+        if known_ns[1] - known_ns[0] < _LEAST_SAMPLED_NS:
+            if at_ns[-1] < end_ns:
+                early.add(rank)
             return None
-        return found[0] * float(window.times.iteration_s[affected].mean())
+        first, last = np.interp(known_ns, at_ns, [value for _, _, value in samples])
+        share = (last - first) / (known_ns[1] - known_ns[0]) * 1e9
+        return float(share * window.times.iteration_s[affected].mean()) if share >= 0 else None  # not counted: NaN
 
     evidence = Evidence(
         window.times, len(begin_s), begin_s, network, node_of, lambda _: None, run_delay_s, window.why_whole

@@ -50,6 +50,7 @@ _NICENESS = 10
 _BACK_S = {"qdisc": 60.0, "sockets": 10.0, "steps": 600.0}
 _USUAL_BACK_S = 2.5
 _PROCESS_GONE_NS = 200 * 10**9  # longer than three of the longest periods
+_PROCESS_SAMPLES = 300  # of a process, once a second
 
 
 def lower_priority() -> None:
@@ -107,7 +108,7 @@ class NodeLog:
         self.keyed = {
             ("sockets", "sockets"): Keyed(("cookie",), gone=("state", 0)),
             ("qdisc", "qdisc"): Keyed(("interface", "handle", "parent"), peaks=("backlog_bytes", "backlog_packets")),
-            ("host", "processes"): Keyed(("pid",), stale_ns=_PROCESS_GONE_NS),
+            ("host", "processes"): Keyed(("pid",), stale_ns=_PROCESS_GONE_NS, samples=_PROCESS_SAMPLES),
         }
         self.owners = Owners()
         self.totals = SocketTotals(self.owners) if is_metered else None

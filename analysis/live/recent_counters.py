@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -105,6 +105,7 @@ class Keyed:
         gone: a column and the value that marks an item as gone.
         peaks: gauges whose largest value since the last poll is kept too.
         stale_ns: time without a record after which an item is gone; 0 if an unchanged item has none.
+        samples: records of each item to keep, beside those for its rates.
 
     Attributes:
         latest: newest record by key.
@@ -117,6 +118,7 @@ class Keyed:
         gone: tuple[str, int] | None = None,
         peaks: tuple[str, ...] = (),
         stale_ns: int = 0,
+        samples: int = 0,
     ) -> None:
         self._key_names, self._gone, self._peak_names, self._stale_ns = key, gone, peaks, stale_ns
         self.file: RecordFile | None = None
@@ -125,6 +127,7 @@ class Keyed:
         self.mono_ns = 0
         self._history: dict[Key, deque[tuple[int, Record]]] = {}
         self._base: dict[Key, Record] = {}
+        self._samples: dict[Key, deque[Record]] = defaultdict(lambda: deque(maxlen=samples))
         self._changed: set[Key] = set()
         self._next_peaks: dict[tuple[Key, str], float] = {}
         self._peaks: dict[tuple[Key, str], float] = {}
@@ -136,6 +139,7 @@ class Keyed:
             self.latest.clear()
             self._history.clear()
             self._base.clear()
+            self._samples.clear()
         self.file = file
         self._key = [file.index[name] for name in self._key_names]
         self._mono, self._t = file.index["mono_ns"], file.index["t_ns"]
@@ -154,6 +158,7 @@ class Keyed:
             if key not in self._history:
                 self._history[key] = deque([(record[self._mono], record)], maxlen=_KEPT)
             self.latest[key] = record
+            self._samples[key].append(record)
             self._changed.add(key)
             for name in self._peak_names:
                 value = record[self.file.index[name]]
@@ -184,7 +189,7 @@ class Keyed:
                 self._forget(key)
 
     def _forget(self, key: Key) -> None:
-        for kept in (self.latest, self._history, self._base):
+        for kept in (self.latest, self._history, self._base, self._samples):
             kept.pop(key, None)
 
     def value(self, key: Key, name: str) -> float | None:
@@ -218,17 +223,12 @@ class Keyed:
         """Return the largest value of a gauge in the last poll's records; the newest value if it did not change."""
         return self._peaks.get((key, name), self.value(key, name))
 
-    def rate_of_records(self, key: Key, name: str) -> tuple[float, tuple[int, int]] | None:
-        """Return a counter's rate per second between the kept records of an item that has one in each sample.
-
-        With it comes the time of the first one, by CLOCK_REALTIME and CLOCK_MONOTONIC.
-        """
-        if self.file is None or name not in self.file.index or key not in self._history:
-            return None
-        before, last = self._history[key][0][1], self.latest[key]
-        seconds = (last[self._mono] - before[self._mono]) / 1e9
-        grown = self.file.grown(name, before, last)
-        return None if grown is None or seconds <= 0 else (grown / seconds, (before[self._t], before[self._mono]))
+    def samples(self, key: Key, name: str) -> list[tuple[int, int, float]]:
+        """Return CLOCK_REALTIME, CLOCK_MONOTONIC and the value of a column of each kept sample of an item."""
+        if self.file is None or name not in self.file.index:
+            return []
+        number = self.file.index[name]
+        return [(record[self._t], record[self._mono], record[number]) for record in self._samples.get(key, ())]
 
     def rate(self, key: Key, name: str) -> float | None:
         """Return a counter's rate per second over about the node's last second; None if it is too new."""

@@ -159,7 +159,7 @@ class RecentTraffic:
         at = file.index
         t, mono, cookie, state = (at[name] for name in ("t_ns", "mono_ns", "cookie", "state"))
         sent, received, again = (at[name] for name in ("bytes_acked", "bytes_received", "total_retrans"))
-        limits = [at[name] for name in BUSY_TIMES]
+        limits = [at[name] for name in BUSY_TIMES if name in at]
         twice = at.get("dsack_dups")
         self.tells_losses = twice is not None
         self.every_s = float(file.about.get("every_s") or 0)
@@ -186,7 +186,7 @@ class RecentTraffic:
             begin_ns = socket.seen(now_ns, *periods_ns)
             grown = [max(after - before, 0) for after, before in zip(counts, socket.counts, strict=True)]
             socket.counts = counts
-            if grown[0]:
+            if grown[0] and len(limits) == len(BUSY_TIMES):
                 at_ns = self._to_reference(record[t], now_ns)
                 socket.has_sent(BusyTimes(at_ns, *(record[number] for number in limits)))
             if any(grown):

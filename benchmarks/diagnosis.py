@@ -323,7 +323,8 @@ def judged_when(item: dict[str, Any], case: Case, found: dict[str, Any]) -> dict
     from ringtap.analysis.job.verdict import named
 
     right = [cause for cause in named(found) if is_right(cause["name"], cause["rank"], item)] if case.begin_s else []
-    right = [] if "load_share" in item["fault"] else right  # traffic begins some time after its command
+    if item["fault"].keys() & {"load_share", "nice"}:  # another program begins some time after its command
+        right = []
     rows: list[tuple[bool, float]] = []
     for cause in right if len(right) == 1 else ():
         start_s = open_job(case.folder / "run").logs.window_ns[0] / 1e9 - (time.time() - time.monotonic())

@@ -1,4 +1,4 @@
-"""Gives the iterations between which a cause began, and ended, with 95 % confidence.
+"""Finds the iterations between which a cause began, and ended, with 95 % confidence.
 
 Where a value shows the cause, such as how late a rank is, the interval has all iterations whose likelihood as the
 change point is not much below the best one's (Hansen, Econometrica 68, 2000). Where a cause comes now and then, such as

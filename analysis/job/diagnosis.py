@@ -30,7 +30,7 @@ from ringtap.analysis.job.iteration_budget import (
     NetworkEvidence,
     RankTimes,
 )
-from ringtap.core.interface_capacity import interface_with, sending_capacity_bps
+from ringtap.core.interface_capacity import carrier_of, interface_with, sending_capacity_bps
 from ringtap.core.units import counted
 
 if TYPE_CHECKING:  # the live view has no pandas
@@ -230,7 +230,8 @@ def _interfaces(
         capacity_bps = sending_capacity_bps(facts, [address])
         if capacity_bps is None and flow.is_training and flow.payload_bytes > 0:
             return f"it is not known how fast the interface of {node} with the address {address} is"
-        nic = next((name for fact in facts if (name := interface_with(fact, address)) is not None), address)
+        nics = (carrier_of(fact, name) for fact in facts if (name := interface_with(fact, address)) is not None)
+        nic = next(nics, address)
         training, other, least_bps = rows.get((node, nic, direction), (0.0, 0.0, np.inf))
         if flow.is_training:
             training += flow.payload_bytes

@@ -57,6 +57,9 @@ _CHANCE = 1e-3
 MIN_COMPARED = 8
 # a step of so many standard deviations of the others is clear, in so many iterations at most
 _CLEAR_SIGMAS, _EXACT = 6.0, 400
+# what nothing explains is a cause only if it exceeds so many standard deviations of the others: some jobs exchange many
+# small messages faster or slower for a while by themselves
+_UNEXPLAINED_SIGMAS = 3.0
 # traffic of others that is less than this share of the training's own counts as none
 _QUIET_SHARE = 0.02
 _MIN_LOST = 0.5
@@ -476,7 +479,7 @@ def _network_causes(
     if stalled.any():
         take(NETWORK_STALL, stalled, excess_s)
     least_s = MIN_SHARE * times.usual_s
-    slower, values = _slower_stretch(network_s, least_s), {SLOWER_NETWORK: network_s}
+    slower, values = _slower_stretch(network_s, least_s, sigmas=_UNEXPLAINED_SIGMAS), {SLOWER_NETWORK: network_s}
     if slower.any() and _median_difference(network_s + hidden_s, slower) >= least_s:
         take(SLOWER_NETWORK, slower, network_s - network_s[~slower].mean())
     left["network"] = network_s
@@ -493,8 +496,10 @@ def _median_difference(values: Numbers, mine: Mask) -> float:
     return float(np.median(values[mine]) - np.median(values[~mine]))
 
 
-def _slower_stretch(values: Numbers, least_s: float, chance: float = _CHANCE) -> Mask:
+def _slower_stretch(values: Numbers, least_s: float, chance: float = _CHANCE, sigmas: float = 0.0) -> Mask:
     """Return the iterations of the stretch, or before and after it, in which values are higher; none if none are.
+
+    They are by ``least_s``, and by so many standard deviations of the others (median).
 
     A clear step is found in fewer iterations: its chance is calculated exactly, and not by the normal distribution.
     """
@@ -512,7 +517,7 @@ def _slower_stretch(values: Numbers, least_s: float, chance: float = _CHANCE) ->
     # successive iterations depend on each other, and the stretch was chosen among all of them
     rest = values - np.where(slower, np.median(values[slower]), np.median(values[~slower]))
     p = stats.norm.sf(stats.norm.isf(p) * np.sqrt(independent_share(rest)))
-    is_found = by_s >= least_s and p < chance / len(values) ** 2
+    is_found = by_s >= max(least_s, sigmas * sigma_s) and p < chance / len(values) ** 2
     return slower if is_found else np.zeros(len(values), bool)
 
 

@@ -11,17 +11,36 @@ from ringtap.core.ethernet import ETHERNET_MTU, payload_share
 def capacity_bps(before: Mapping[str, Any], nic: str) -> float | None:
     """Return the rate at which an interface sends frames: the limit of its queue or, of a device, its speed.
 
-    A virtual interface without a limit states a speed that nothing keeps, so its rate is not known (None).
+    A virtual interface without a limit states a speed that nothing keeps, so its rate is not known (None). One over
+    another interface (VLAN, macvlan) is as fast as that one, at most.
 
     Args:
         before: facts of node.json about the node before the run.
         nic: name of the interface.
     """
-    limit_bps = ((before.get("links") or {}).get(nic) or {}).get("rate_bps")
-    facts = (before.get("nics") or {}).get(nic) or {}
-    speed_bps = 1e6 * (facts.get("speed") or 0) if facts.get("driver") else 0
-    known = [float(rate_bps) for rate_bps in (limit_bps, speed_bps) if rate_bps and rate_bps > 0]
+    known: list[float] = []
+    for name in _downwards(before, nic):
+        limit_bps = ((before.get("links") or {}).get(name) or {}).get("rate_bps")
+        facts = (before.get("nics") or {}).get(name) or {}
+        speed_bps = 1e6 * (facts.get("speed") or 0) if facts.get("driver") else 0
+        known += [float(rate_bps) for rate_bps in (limit_bps, speed_bps) if rate_bps and rate_bps > 0]
     return min(known, default=None)
+
+
+def carrier_of(before: Mapping[str, Any], nic: str) -> str:
+    """Return the interface that carries the frames of one: the lowest below it (of a VLAN or macvlan), or itself.
+
+    What is over several interfaces, such as a bond, is itself.
+    """
+    return _downwards(before, nic)[-1]
+
+
+def _downwards(before: Mapping[str, Any], nic: str) -> list[str]:
+    """Return an interface, the one below it, the one below that, and so on, while there is just one."""
+    links, found = before.get("links") or {}, [nic]
+    while len(below := list((links.get(found[-1]) or {}).get("below") or ())) == 1 and below[0] not in found:
+        found.append(str(below[0]))
+    return found
 
 
 def interface_with(before: Mapping[str, Any], address: str) -> str | None:

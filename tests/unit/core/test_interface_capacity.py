@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ringtap.agents.node.node_facts import node_facts
-from ringtap.core.interface_capacity import capacity_bps, payload_capacity_bps
+from ringtap.core.interface_capacity import capacity_bps, carrier_of, payload_capacity_bps
 
 pytestmark = pytest.mark.computes
 
@@ -25,6 +25,27 @@ pytestmark = pytest.mark.computes
 )
 def test_the_limit_of_a_queue_and_the_speed_of_a_device(nic: Any, link: Any, rate_bps: float | None) -> None:
     assert capacity_bps({"nics": {"eth0": nic}, "links": {"eth0": link}}, "eth0") == rate_bps
+
+
+def test_an_interface_over_another_one_is_as_fast_as_that_one() -> None:
+    nics = {"eth0": {"speed": 10_000, "driver": "mlx5_core"}, "eth1": {"speed": 10_000, "driver": "mlx5_core"}}
+    links = {
+        "eth0": {"below": []},
+        "vlan5": {"below": ["eth0"]},
+        "cross0": {"below": ["vlan5"], "rate_bps": 20_000_000_000},
+        "slow0": {"below": ["vlan5"], "rate_bps": 1_000_000_000},
+        "bond0": {"below": ["eth0", "eth1"]},
+        "a": {"below": ["b"]},
+        "b": {"below": ["a"]},
+    }
+    before = {"nics": nics, "links": links}
+    rates_bps = {name: capacity_bps(before, name) for name in ("eth0", "vlan5", "cross0", "slow0", "bond0", "a")}
+    assert rates_bps == {"eth0": 10e9, "vlan5": 10e9, "cross0": 10e9, "slow0": 1e9, "bond0": None, "a": None}
+    carriers = {name: carrier_of(before, name) for name in (*links, "eth1", "gone")}
+    assert carriers == dict.fromkeys(("eth0", "vlan5", "cross0", "slow0"), "eth0") | {
+        **{"bond0": "bond0", "a": "b", "b": "a"},
+        **{"eth1": "eth1", "gone": "gone"},
+    }
 
 
 @pytest.mark.parametrize("before", [{}, {"nics": None, "links": None}, {"nics": {"eth0": {}}, "links": {"lo": {}}}])

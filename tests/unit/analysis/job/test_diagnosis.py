@@ -4,9 +4,11 @@ import shutil
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 
 from ringtap.analysis.job import diagnose_job, iteration_budget
+from ringtap.analysis.job.diagnosis import FlowSum, NetworkRecords
 from ringtap.analysis.job.run import open_job
 from ringtap.analysis.job.summary_text import answer
 from ringtap.analysis.job.verdict import is_open, named, parts_rows, verdict
@@ -119,6 +121,17 @@ def test_samples_once_a_second_do_not_tell_of_a_shorter_time(tmp_path):
     (row,) = job.diagnosis.to_dict("records")
     assert (row["cause"], row["iterations"], row["seconds"]) == ("slow rank", 8, pytest.approx(30e-3 * 8 / 38))
     assert any(line.startswith("Cannot be told: busy processors (") for line in verdict(job.diagnosed))
+
+
+def test_when_a_cause_began_and_ended_has_an_interval(tmp_path):
+    """The iterations take 200 ms, but 230 ms from the 20th to the 30th."""
+    job = written(tmp_path / "job", compute_ms=(100, 100, 100), slow=(1, 20, 30, 30))
+    (row,) = job.diagnosis.to_dict("records")
+    names = ("from_low_s", "from_s", "from_high_s", "to_low_s", "to_s", "to_high_s")
+    assert [row[name] for name in names] == pytest.approx([3.8, 4.0, 4.23, 6.07, 6.3, 6.5])
+    assert " in each of 10 iterations from 4.0 ± 0.2 to 6.3 ± 0.2 s;" in verdict(job.diagnosed)[0]
+    throughout = written(tmp_path / "throughout", compute_ms=(100, 130, 100))
+    assert throughout.diagnosis[["from_low_s", "to_high_s"]].isna().all(axis=None)
 
 
 def test_ranks_that_all_wait_for_processors_are_not_called_healthy(tmp_path):
@@ -240,6 +253,28 @@ def test_other_traffic_that_is_there_throughout_costs_what_it_takes_of_the_capac
     # a little does not cost much
     assert not is_open(unknown | {"unknown": [found | {"of_training": 0.05}]})
     assert not is_open(job.diagnosed)
+
+
+def test_other_traffic_over_a_macvlan_takes_from_the_interface_below():
+    """The training needs 30 ms of eth0; the other traffic, with an address of its own, takes a third of that."""
+    nics = {"eth0": {"mtu": 1500, "addresses": ["10.0.0.1"]}, "cross0": {"mtu": 1500, "addresses": ["10.9.0.1"]}}
+    links = {"eth0": {"rate_bps": 100e6, "below": []}, "cross0": {"below": ["eth0"]}}
+    payload_bps = 100e6 * PAYLOAD_SHARE
+
+    def shared_s(below):
+        facts = {"nics": nics, "links": links | {"cross0": {"below": below}}}
+        flows = [
+            FlowSum("n0", "10.0.0.1", "n1", "10.0.0.2", True, 20 * 0.03 * payload_bps / 8, 0.0),
+            FlowSum("n0", "10.9.0.1", "n1", "10.9.0.2", False, payload_bps / 3 * 4 / 8, 0.0),
+        ]
+        training, none = np.full(20, 0.03 * payload_bps / 8), np.zeros(20)
+        nodes = {"n0": [facts], "n1": [{"nics": {"eth0": nics["eth0"] | {"addresses": ["10.0.0.2"]}}, "links": links}]}
+        found = NetworkRecords.of(training, none, none, flows, 4.0, nodes.__getitem__)
+        assert found.evidence.line_s == pytest.approx(0.03)
+        return found.evidence.shared_line_s
+
+    assert shared_s(["eth0"]) == pytest.approx(0.045)
+    assert shared_s([]) == pytest.approx(0.03)  # a link of its own
 
 
 def test_segments_that_were_only_late_are_not_lost(tmp_path):

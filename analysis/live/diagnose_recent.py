@@ -52,7 +52,8 @@ _GOES_ON, _GOES_ON_UNEXPLAINED, _OVER_S, _OVER = 2, 3, 5.0, 10
 _AROUND = 3
 # the interval of when a cause began is shown if it is this long
 _LEAST_SHOWN_S = 2.0
-_LEAST_SAMPLED_NS = 10**9
+# whether a slow rank waits for a processor is told by samples of this time, and waited for no longer than this
+_LEAST_SAMPLED_NS, _MAX_WAIT_NS = 10**9, 3 * 10**9
 # a node's samples are in its logs this long after they were taken, at the latest
 _WRITTEN_S = 0.2
 
@@ -110,10 +111,10 @@ def diagnose(follower: RunFollower, files: Sequence[RankSteps]) -> Diagnosis:
         at_ns = np.array([node.to_reference(t_ns, mono_ns) for t_ns, mono_ns, _ in samples], np.int64)
         if not len(samples) or not len(where):
             return None
-        end_ns = int(window.end_ns[where[-1]])
-        known_ns = max(int(window.begin_ns[where[0]]), int(at_ns[0])), min(end_ns, int(at_ns[-1]))
+        begin_ns, end_ns = int(window.begin_ns[where[0]]), int(window.end_ns[where[-1]])
+        known_ns = max(begin_ns, int(at_ns[0])), min(end_ns, int(at_ns[-1]))
         if known_ns[1] - known_ns[0] < _LEAST_SAMPLED_NS:
-            if at_ns[-1] < end_ns:
+            if at_ns[-1] < end_ns and window.end_ns[-1] - begin_ns < _MAX_WAIT_NS:
                 early.add(rank)
             return None
         first, last = np.interp(known_ns, at_ns, [value for _, _, value in samples])
@@ -228,12 +229,12 @@ def _full_buffers(
     The share is of the iterations around each one, as the counters are sampled more rarely than iterations may end.
     """
     first_ns = int(window.begin_ns[0])
-    edges_s = np.stack([window.begin_ns, window.end_ns]).astype(np.int64) - first_ns
+    edges_ns = np.stack([window.begin_ns, window.end_ns]) - first_ns
 
     def grown(times: Sequence[BusyTimes]) -> npt.NDArray[np.float64]:
         """Return the growth of the three times in each iteration."""
-        at_s, *columns = (np.array(times, np.int64) - [first_ns, 0, 0, 0]).T
-        return np.stack([np.diff(np.interp(edges_s, at_s, column), axis=0)[0] for column in columns])
+        at_ns, *columns = (np.array(times, np.int64) - [first_ns, 0, 0, 0]).T
+        return np.stack([np.diff(np.interp(edges_ns, at_ns, column), axis=0)[0] for column in columns])
 
     def in_all(item: tuple[FlowEnds, Sequence[BusyTimes]]) -> tuple[int, int]:
         """Return how long a socket was limited and busy since about the first iteration."""

@@ -127,6 +127,7 @@ class Keyed:
         self.mono_ns = 0
         self._history: dict[Key, deque[tuple[int, Record]]] = {}
         self._base: dict[Key, Record] = {}
+        self._max_samples = samples
         self._samples: dict[Key, deque[Record]] = defaultdict(lambda: deque(maxlen=samples))
         self._changed: set[Key] = set()
         self._next_peaks: dict[tuple[Key, str], float] = {}
@@ -158,7 +159,8 @@ class Keyed:
             if key not in self._history:
                 self._history[key] = deque([(record[self._mono], record)], maxlen=_KEPT)
             self.latest[key] = record
-            self._samples[key].append(record)
+            if self._max_samples:
+                self._samples[key].append(record)
             self._changed.add(key)
             for name in self._peak_names:
                 value = record[self.file.index[name]]

@@ -135,8 +135,9 @@ def test_a_rank_that_waits_for_a_processor_is_told_from_one_that_is_slow(tmp_pat
 
 
 def test_a_rank_is_not_called_slow_before_it_is_known_whether_it_lacks_a_processor(tmp_path: Path) -> None:
-    def with_samples_from(first_s: int) -> list[str]:
-        path = without_sockets(tmp_path / str(first_s), compute_ms=(100, 100, 100), slow=(1, 40, 60, 30))
+    def with_samples_from(first_s: int, iterations: int = 50) -> list[str]:
+        slow = (1, 40, iterations, 30)
+        path = without_sockets(tmp_path / str(first_s), iterations=iterations, slow=slow)
         for rank, share in enumerate((0.01, 0.13, 0.01)):
             write_run_delays(path / "nodes" / f"n{rank}", 100 + rank, share, first_s + 2)
             log = path / "nodes" / f"n{rank}" / "host" / "processes.rec"
@@ -146,6 +147,8 @@ def test_a_rank_is_not_called_slow_before_it_is_known_whether_it_lacks_a_process
     # the rank becomes slow after 8 s
     assert with_samples_from(7) == []
     assert with_samples_from(9) == ["busy processors"]
+    # the samples end; the rank is called slow after three seconds
+    assert with_samples_from(6, iterations=60) == ["slow rank"]
 
 
 def test_a_slow_rank_of_horovod_is_named(tmp_path: Path) -> None:

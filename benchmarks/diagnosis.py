@@ -6,7 +6,7 @@ Each seed is a round of jobs, a third of them healthy, with a model, sizes and t
 middle of a job, or is there throughout; then the healthy job of the same model says what an iteration takes without it.
 The first table has precision and recall by kind, and how often the intervals of the begin and the end hold the truth.
 The second one is of the live view: how long after the beginning of a fault it names it, and how long after the end it
-takes it back. The last line is one JSON object. --quick is one round in 5 minutes. Loss needs nft.
+takes it back. The last line is one JSON object. --quick is a job of each kind, in 5 minutes. Loss needs nft.
 
 With --times horovod, Horovod exchanges the gradients. With --times none, DDP does, and the ranks are not timed.
 """
@@ -280,14 +280,6 @@ class Case:
             )
 
 
-def diagnosed(folder: Path) -> dict[str, Any]:
-    """Return the diagnosis of a run."""
-    done = subprocess.run([*RINGTAP, "analyze", folder / "run", "--json"], capture_output=True, text=True, check=True)
-    data = json.loads(done.stdout)
-    found: dict[str, Any] = data["diagnosis"]
-    return found
-
-
 def judged(item: dict[str, Any], seconds: list[float], usual_s: float | None, found: dict[str, Any]) -> dict[str, Any]:
     """Compare a diagnosis with what the fault really cost."""
     from ringtap.analysis.job.verdict import named
@@ -319,7 +311,6 @@ def judged(item: dict[str, Any], seconds: list[float], usual_s: float | None, fo
 
 def judged_when(item: dict[str, Any], case: Case, found: dict[str, Any]) -> dict[str, Any]:
     """Return whether each interval of when a single fault's cause began or ended holds the truth, and its width."""
-    from ringtap.analysis.job.run import open_job
     from ringtap.analysis.job.verdict import named
 
     right = [cause for cause in named(found) if is_right(cause["name"], cause["rank"], item)] if case.begin_s else []
@@ -327,7 +318,7 @@ def judged_when(item: dict[str, Any], case: Case, found: dict[str, Any]) -> dict
         right = []
     rows: list[tuple[bool, float]] = []
     for cause in right if len(right) == 1 else ():
-        start_s = open_job(case.folder / "run").logs.window_ns[0] / 1e9 - (time.time() - time.monotonic())
+        start_s = found["start_ns"] / 1e9 - (time.time() - time.monotonic())
         # a rank's own fault begins with an iteration, others while a command runs
         own_s = [case.ends_s[number - 1] for number in item["affected"]]
         began_s, done_s = ((case.begin_s, case.end_s), case.done_s) if "host" in item["fault"] else (own_s, own_s)
@@ -366,12 +357,14 @@ def main() -> int:
     """Print a line per job, a table per kind and, last, one JSON object."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="for the runs; only those with a wrong verdict are kept")
-    parser.add_argument("--quick", action="store_true", help="one round")
+    parser.add_argument("--quick", action="store_true", help="one job of each kind of fault")
     parser.add_argument("--seeds", default="1:5", metavar="FIRST:LAST", help="rounds (default 1:5)")
     parser.add_argument("--only", metavar="KIND,...", help="kinds of faults, beside the healthy jobs")
     parser.add_argument("--times", choices=("ddp", "horovod", "none"), default="ddp", help="what times the ranks")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write the JSON object to a file")
     options = parser.parse_args()
+    from ringtap.analysis.job.run import open_job
+
     first, last = (1, 1) if options.quick else map(int, options.seeds.split(":"))
     rows = []
     spec = TestbedSpec("diagnose", HOSTS, RATE_BPS)
@@ -382,13 +375,17 @@ def main() -> int:
                 kind = item["fault"]["kind"]
                 if options.only and kind not in ("healthy", *options.only.split(",")):
                     continue
+                is_usual = not item["uneven"] and item["model"] in MODELS
+                if options.quick and not (is_usual if kind == "healthy" else kind not in {row["kind"] for row in rows}):
+                    continue
                 folder = options.folder / f"{seed}-{number}"
                 item["times"] = options.times
                 case = Case(testbed, spec, item, folder)
                 seconds = case.run()
                 if kind == "healthy" and not item["uneven"]:
                     usual_s[item["model"]] = statistics.fmean(seconds[WARM_UP:])
-                found = diagnosed(folder)
+                job = open_job(folder / "run")
+                found = job.diagnosed | {"start_ns": job.logs.window_ns[0]}
                 row = judged(item, seconds, usual_s.get(item["model"]), found) | {"folder": str(folder)}
                 row |= judged_when(item, case, found) | judged_live(item, case)
                 rows.append(row)

@@ -63,13 +63,18 @@ def end_of(affected: Mask, values: Numbers | None) -> Iterations | None:
     return found and Iterations(len(affected) - 1 - found.last, len(affected) - 1 - found.first)
 
 
+def deviation(rest: Numbers) -> float:
+    """Return the standard deviation of noise around 0, from the median, which a few other values do not change."""
+    return 1.4826 * float(np.median(np.abs(rest)))
+
+
 def independent_share(rest: Numbers) -> float:
     """Return how many independent values say as much as these do, which follow each other, as a share of them.
 
     Args:
         rest: what the values differ from the mean that they should have.
     """
-    most = 3 * 1.4826 * float(np.median(np.abs(rest)))
+    most = 3 * deviation(rest)
     spread = np.clip(rest, -most, most)
     squares = float((spread**2).mean())
     related = float((spread[1:] * spread[:-1]).mean()) / squares if squares > 0 else 0.0
@@ -88,7 +93,7 @@ def _scores(values: Numbers, affected: Mask) -> Numbers:
     with_s, without_s = float(np.median(values[affected])), float(np.median(values[~affected]))
     step = with_s - without_s
     rest = values - np.where(affected, with_s, without_s)
-    variance = max(1.4826 * float(np.median(np.abs(rest[rows]))) for rows in (affected, ~affected)) ** 2
+    variance = max(deviation(rest[rows]) for rows in (affected, ~affected)) ** 2
     if step <= 0 or variance == 0:
         return np.where(affected, _LIKELIHOOD_RATIO, -_LIKELIHOOD_RATIO)
     variance /= independent_share(rest)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import ndimage, stats
 
-from ringtap.analysis.job.change_point_interval import independent_share
+from ringtap.analysis.job.change_point_interval import deviation, independent_share
 
 if TYPE_CHECKING:  # the live view has no pandas
     from ringtap.analysis.runs.samples_to_iterations import Integers, Numbers
@@ -310,7 +310,7 @@ def _excess(values: Numbers, usual_s: float) -> tuple[Numbers, Mask]:
     if len(values) < MIN_COMPARED:
         return np.zeros(len(values)), np.zeros(len(values), bool)
     excess_s: Numbers = values - ndimage.median_filter(values, min(_AROUND, len(values)), mode="nearest")
-    sigma_s = 1.4826 * float(np.median(np.abs(excess_s)))
+    sigma_s = deviation(excess_s)
     least_s = max(_STALL_SHARE * usual_s, _STALL_SIGMAS * sigma_s)
     return excess_s, excess_s > least_s
 
@@ -511,11 +511,11 @@ def _slower_stretch(values: Numbers, least_s: float, chance: float = _CHANCE, si
         return np.zeros(len(values), bool)
     slower = inside if values[inside].mean() > values[~inside].mean() else ~inside
     by_s = _median_difference(values, slower)
-    sigma_s = 1.4826 * float(stats.median_abs_deviation(values[~slower]))
+    rest = values - np.where(slower, np.median(values[slower]), np.median(values[~slower]))
+    sigma_s = deviation(rest[~slower])
     method: Method = "exact" if by_s > _CLEAR_SIGMAS * sigma_s and len(values) <= _EXACT else "auto"
     p = stats.mannwhitneyu(values[slower], values[~slower], alternative="greater", method=method).pvalue
     # successive iterations depend on each other, and the stretch was chosen among all of them
-    rest = values - np.where(slower, np.median(values[slower]), np.median(values[~slower]))
     p = stats.norm.sf(stats.norm.isf(p) * np.sqrt(independent_share(rest)))
     is_found = by_s >= max(least_s, sigmas * sigma_s) and p < chance / len(values) ** 2
     return slower if is_found else np.zeros(len(values), bool)

@@ -108,9 +108,12 @@ def diagnose(follower: RunFollower, files: Sequence[RankSteps]) -> Diagnosis:
         """Return how long a rank waits for a processor in some iterations in a row, by samples of a second of them."""
         node, where = follower.nodes[node_of[rank]], np.flatnonzero(affected)
         samples = node.keyed["host", "processes"].samples(pid_of[rank], RUN_DELAY)
-        at_ns = np.array([node.to_reference(t_ns, mono_ns) for t_ns, mono_ns, _ in samples], np.int64)
-        if not len(samples) or not len(where):
+        if not samples or not len(where):
             return None
+        *_, (t_ns, last_ns, _) = samples
+        at_ns = np.array([mono_ns for _, mono_ns, _ in samples], np.int64) + (
+            node.to_reference(t_ns, last_ns) - last_ns
+        )
         begin_ns, end_ns = int(window.begin_ns[where[0]]), int(window.end_ns[where[-1]])
         known_ns = max(begin_ns, int(at_ns[0])), min(end_ns, int(at_ns[-1]))
         if known_ns[1] - known_ns[0] < _LEAST_SAMPLED_NS:

@@ -173,11 +173,11 @@ def _run(options: argparse.Namespace) -> int:
         raise UsageError("nothing to run: ringtap run -- COMMAND")
     command = with_shipped_examples(command, lambda text: tell(f"ringtap: {text}"))
     _check_live(options.live)
-    listener = None
+    metrics = None
     if options.metrics and is_first_on_node(os.environ):
-        from ringtap.core.http_listen_address import METRICS_PATH, listen_for_metrics, url_of
+        from ringtap.core.http_listen_address import METRICS_PATH, metrics_end, url_of
 
-        listener = listen_for_metrics(options.metrics, options.metrics_public)
+        metrics = metrics_end(options.metrics, options.metrics_public)
     try:
         location = find_location(Path(command[0]).name, options.output, options.join, node, settings, options.access)
     except UsageError as error:
@@ -185,9 +185,11 @@ def _run(options: argparse.Namespace) -> int:
             raise
         return run_unrecorded(command, str(error))
     _print_location(location, settings, node, options.verbose)
-    if listener:
-        tell(f"ringtap: metrics at {url_of(listener, METRICS_PATH)}")
-    return run_job(location, settings, command, options.live, listener)
+    if metrics:
+        tell(
+            f"ringtap: metrics {f'to {metrics}' if isinstance(metrics, str) else f'at {url_of(metrics, METRICS_PATH)}'}"
+        )
+    return run_job(location, settings, command, options.live, metrics)
 
 
 def _record(options: argparse.Namespace) -> int:

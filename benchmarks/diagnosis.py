@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -33,7 +34,7 @@ import _checkout  # noqa: F401 -- first: lets the others import ringtap
 from _result import write_result
 
 from ringtap.agents.testbed.start_testbed import RunningTestbed
-from ringtap.agents.testbed.topology import TestbedSpec
+from ringtap.agents.testbed.topology import SWITCH_NIC, TestbedSpec
 from ringtap.core.testbed_options import SWITCH
 
 JOB = Path(__file__).with_name("_diagnosis_job.py")
@@ -68,6 +69,7 @@ EXPECTED = {
     "busy node": {"busy processors"},
     "checkpoints": {"stalls"},
     "slow within": {"slower network"},
+    "slower of two": {"unused interface"},
 }
 # what a cause is called if only the length of iterations is known
 OF_WHOLE = dict.fromkeys(("slow rank", "busy processors", "slower network"), "slower iterations")
@@ -92,11 +94,6 @@ def is_right(cause: str, rank: int | None, item: dict[str, Any]) -> bool:
     return is_place and cause in EXPECTED.get(fault["kind"], ())
 
 
-def is_named(row: dict[str, Any]) -> bool:
-    """Return True if each fault of a job is named."""
-    return len(set(row["right"])) >= (2 if row["kind"] == "two at once" else 1)
-
-
 def jobs_of(seed: int) -> Iterator[dict[str, Any]]:
     """Yield a round of jobs: a healthy and an uneven one of each model, and faults of all kinds."""
     chance = random.Random(seed)
@@ -111,21 +108,21 @@ def jobs_of(seed: int) -> Iterator[dict[str, Any]]:
         yield shape | {"model": name, "uneven": chance.uniform(0.02, 0.15)}
     rank = chance.randrange(len(HOSTS))
     faults: list[dict[str, Any]] = [
-        {"kind": "slow rank", "rank": rank, "share": chance.choice((0.05, 0.2, 0.5))},
         {"kind": "stalls", "rank": rank, "every": 9, "seconds": chance.uniform(0.1, 0.6)},
         {"kind": "stalls", "every": 11, "seconds": chance.uniform(0.1, 0.6)},
         {"kind": "pauses", "rank": rank, "often": 0.08, "seconds": chance.uniform(0.1, 0.4)},
         {"kind": "slow link", "host": HOSTS[rank], "rate_share": chance.choice((0.9, 0.7, 0.4))},
         {"kind": "loss", "host": HOSTS[rank], "loss_pct": chance.choice((0.1, 1.0))},
+        {"kind": "slow rank", "rank": rank, "share": chance.choice((0.05, 0.2, 0.5))},
         {"kind": "other traffic", "host": HOSTS[rank], "load_share": chance.uniform(0.2, 0.8)},
-        {"kind": "two at once", "rank": rank, "share": 0.5, "host": HOSTS[rank], "load_share": 0.7},
     ]
+    # with what each of the two costs alone, in jobs like this one, the cost of each is known
+    faults += [faults[-2] | faults[-1] | {"kind": "two at once"}]
     for fault in faults:
-        model = chance.choice(list(MODELS))
+        if fault["kind"] not in ("other traffic", "two at once"):
+            model, is_throughout = chance.choice(list(MODELS)), chance.random() < 0.5
         # without a fault, a job of many small messages takes 50 to 60 ms one time, 55 to 65 ms the next
-        is_steady = model != "messages"
-        is_throughout = is_steady and chance.random() < 0.5
-        affected, iterations = ((0, 80), 80) if is_throughout else ((25, 75), 130)
+        affected, iterations = ((0, 80), 80) if is_throughout and model != "messages" else ((25, 75), 130)
         yield shapes[model] | {"model": model, "fault": fault, "affected": affected, "iterations": iterations}
     # one bucket is exchanged after the whole backward pass
     yield shapes["bandwidth"] | {"model": "one bucket", "bucket_bytes": 4_000_000}
@@ -143,6 +140,42 @@ def jobs_of(seed: int) -> Iterator[dict[str, Any]]:
     # no interface of a host shows it
     fault = {"kind": "slow within", "host": HOSTS[rank], "rate_share": chance.choice((0.7, 0.4))}
     yield shapes["bandwidth"] | {"model": "bandwidth", "fault": fault} | some
+    # the job uses eth0 of each host, and could use eth1
+    fault = {"kind": "slower of two", "rate_share": chance.choice((0.7, 0.4))}
+    yield shapes["bandwidth"] | {"model": "bandwidth", "fault": fault, "affected": (0, 80)}
+
+
+def first_with(item: dict[str, Any]) -> int:
+    """Return the first iteration that has a job's fault: stalls are in some of the affected ones."""
+    fault, (begin, end) = item["fault"], item["affected"]
+    numbers = range(begin, end)
+    if "often" in fault:  # as the rank draws them
+        chance = random.Random(1000 * item["seed"] + fault["rank"])
+        draws = [chance.random() for _ in range(2 * end - begin)]
+        return next((number for number in numbers if draws[2 * number - begin + 1] < fault["often"]), end)
+    return next(number for number in numbers if number % fault.get("every", 1) == 0)
+
+
+def on(spec: TestbedSpec, host: str, *words: str) -> str:
+    """Run a command on a host and return what it prints."""
+    command = [*RUN_ON, spec.name, host, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout.strip()
+
+
+def set_rate(spec: TestbedSpec, host: str, nic: str, share: float = 1.0) -> None:
+    """Limit what an interface sends to a share of the usual rate."""
+    limit = ["rate", f"{round(share * RATE_BPS)}bit", "burst", "65500b", "latency", "13.4ms"]
+    on(spec, host, "tc", "qdisc", "replace", "dev", nic, "root", "tbf", *limit)
+
+
+def add_second_interfaces(spec: TestbedSpec) -> None:
+    """Give each host an interface in a second network, as fast as the first one."""
+    for number, host in enumerate(HOSTS, 1):
+        on(spec, host, *f"ip link add eth1 type veth peer name second{number} netns {SWITCH}".split())
+        on(spec, host, *f"ip addr add 10.99.0.{number}/24 dev eth1".split())
+        on(spec, host, "ip", "link", "set", "eth1", "up")
+        on(spec, SWITCH, *f"ip link set second{number} master {SWITCH_NIC} up".split())
+        set_rate(spec, host, "eth1")
 
 
 class Case:
@@ -231,38 +264,36 @@ class Case:
                 return
             time.sleep(0.005)
 
-    def _on(self, host: str, *words: str) -> str:
-        command = [*RUN_ON, self._spec.name, host, *words]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout.strip()
-
     def _fault(self, is_on: bool) -> None:
         """Begin or end a fault of the network."""
         fault = self._item["fault"]
         kind, host = fault["kind"], fault.get("host", "")
-        if kind in ("slow link", "slow within"):
-            share = fault["rate_share"] if is_on else 1
-            limit = ["rate", f"{round(share * RATE_BPS)}bit", "burst", "65500b", "latency", "13.4ms"]
-            at, port = (host, "eth0") if kind == "slow link" else (SWITCH, self._spec.port(host))
-            self._on(at, "tc", "qdisc", "replace", "dev", port, "root", "tbf", *limit)
+        if "rate_share" in fault:
+            within = [(SWITCH, self._spec.port(host))] if kind == "slow within" else []
+            for at, nic in within or [(one, "eth0") for one in ([host] if host else HOSTS)]:
+                set_rate(self._spec, at, nic, fault["rate_share"] if is_on else 1.0)
         if kind == "loss":
             lose = f'meta iifname "eth0" numgen random mod 1000 < {round(10 * fault["loss_pct"])} drop;'
             rules = f"table inet lose {{ chain in {{ type filter hook prerouting priority -300; {lose} }}; }}"
-            self._on(host, "nft", rules if is_on else "add table inet lose; delete table inet lose")
+            on(self._spec, host, "nft", rules if is_on else "add table inet lose; delete table inet lose")
         if kind in SETTINGS:
             name, key = SETTINGS[kind]
-            self._usual = self._usual or self._on(host, "sysctl", "-n", name)
+            self._usual = self._usual or on(self._spec, host, "sysctl", "-n", name)
             value = " ".join([str(fault[key])] * len(self._usual.split())) if is_on else self._usual
-            self._on(host, "sysctl", "-w", f"{name}={value}")
+            on(self._spec, host, "sysctl", "-w", f"{name}={value}")
         if kind in ("other traffic", "two at once") and is_on:
             self._send(host, round(fault["load_share"] * RATE_BPS))
         if kind == "busy node" and is_on:
             words = self._testbed.command(host, sys.executable, "-c", BUSY.format(nice=fault["nice"]))
             self._others.append(subprocess.Popen(words))
         if not is_on:
+            ended = [process.args for process in self._others if process.poll() is not None]
             for process in self._others:
                 process.terminate()
                 process.wait()
             self._others = []
+            if ended:
+                sys.exit(f"{self.folder}: a fault ended before its time: {ended}")
 
     def _send(self, host: str, load_bps: int) -> None:
         to = HOSTS[(HOSTS.index(host) + 1) % len(HOSTS)]
@@ -274,26 +305,37 @@ class Case:
         for name, command in ((to, ["serve", "--bind", end]), (host, ["send", plan])):
             if name == host:
                 command += ["--source", self._spec.cross_ip(host)]
+                while not on(self._spec, to, "ss", "-Htln", "sport = :5001"):
+                    time.sleep(0.02)
             words = self._testbed.command(name, *RINGTAP, "traffic", *map(str, command))
             self._others.append(
                 subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             )
 
 
-def judged(item: dict[str, Any], seconds: list[float], usual_s: float | None, found: dict[str, Any]) -> dict[str, Any]:
-    """Compare a diagnosis with what the fault really cost."""
+def judged(
+    item: dict[str, Any], seconds: list[float], usual_s: float | None, alone_s: dict[str, float], found: dict[str, Any]
+) -> dict[str, Any]:
+    """Compare a diagnosis with what the fault really cost; ``alone_s`` has what each of two cost alone."""
     from ringtap.analysis.job.verdict import named
 
     begin, end = item["affected"]
     kind, measured = item["fault"]["kind"], range(WARM_UP, len(seconds))
-    cost_s, mean_s = 0.0, statistics.fmean(seconds[number] for number in measured)
+    cost_s, error_s, mean_s = 0.0, 0.0, statistics.fmean(seconds[number] for number in measured)
     affected_s = [seconds[number] for number in measured if begin <= number + 1 < end]
     while_s = statistics.fmean(affected_s) if kind != "healthy" else mean_s
     if kind != "healthy":
         without = [seconds[number] for number in measured if not begin <= number + 1 < end]
         cost_s = mean_s - (statistics.fmean(without) if without else usual_s or mean_s)
+        error_s = len(affected_s) / len(measured) * math.hypot(standard_error(affected_s), standard_error(without))
     causes = [] if found["why"] else named(found)
     right = [cause for cause in causes if is_right(cause["name"], cause["rank"], item)]
+    # the exchange of many small messages takes longer or shorter by itself
+    is_known = cost_s > 2 * error_s or item["model"] != "messages" or "host" not in item["fault"]
+    faults = [(cost_s, right)]
+    if kind == "two at once":
+        other_s = {"slow rank": alone_s["other traffic"], "other traffic": alone_s["slow rank"]}
+        faults = [(cost_s - own_s, [one for one in right if one["name"] == name]) for name, own_s in other_s.items()]
     about = {"kind": kind, "model": item["model"], "fault": item["fault"], "why": found["why"]}
     return about | {
         "is_throughout": item["affected"] == (0, item["iterations"]),
@@ -302,11 +344,19 @@ def judged(item: dict[str, Any], seconds: list[float], usual_s: float | None, fo
         "share": cost_s / mean_s,
         "affected_s": while_s,
         "affected_share": cost_s * len(measured) / len(affected_s) / while_s if affected_s else 0.0,
+        "is_known": is_known,
+        "faults": [(one_s, one_s / mean_s, sum(cause["seconds"] for cause in named_)) for one_s, named_ in faults],
         "right": [cause["name"] for cause in right],
         "wrong": [cause["name"] for cause in causes if cause not in right],
         "found_s": sum(cause["seconds"] for cause in right),
         "unknown": [unknown["cause"] for unknown in found["unknown"]],
     }
+
+
+def standard_error(seconds: list[float]) -> float:
+    """Return the standard error of the mean of iterations that depend on their neighbours, 0 for too few."""
+    means = [statistics.fmean(seconds[begin : begin + 10]) for begin in range(0, len(seconds) - 9, 10)]
+    return statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else 0.0
 
 
 def judged_when(item: dict[str, Any], case: Case, found: dict[str, Any]) -> dict[str, Any]:
@@ -339,6 +389,7 @@ def judged_live(item: dict[str, Any], case: Case) -> dict[str, Any]:
         causes.
     """
     named_s, over_s, wrong = None, None, set()
+    begin_s = case.begin_s and max(case.begin_s, case.ends_s[first_with(item) - 1])
     for at_s, cause in case.live:
         name, _, where = cause.partition(":")
         if name in ("-", "none"):
@@ -346,10 +397,10 @@ def judged_live(item: dict[str, Any], case: Case) -> dict[str, Any]:
                 over_s = at_s - case.end_s
             continue
         rank = where.split(":")[0]
-        if not is_right(name.replace("_", " "), int(rank) if rank.isdigit() else None, item) or at_s < case.begin_s:
+        if not is_right(name.replace("_", " "), int(rank) if rank.isdigit() else None, item) or at_s < begin_s:
             wrong.add(name.replace("_", " "))
-        elif case.begin_s:
-            named_s, over_s = at_s - case.begin_s if named_s is None else named_s, None
+        elif begin_s:
+            named_s, over_s = at_s - begin_s if named_s is None else named_s, None
     return {"live_named_s": named_s, "live_over_s": over_s, "live_wrong": sorted(wrong)}
 
 
@@ -366,14 +417,18 @@ def main() -> int:
     from ringtap.analysis.job.run import open_job
 
     first, last = (1, 1) if options.quick else map(int, options.seeds.split(":"))
-    rows = []
+    rows: list[dict[str, Any]] = []
+    only = set((options.only or "").split(","))
+    only |= {"slow rank", "other traffic"} if "two at once" in only else set()
     spec = TestbedSpec("diagnose", HOSTS, RATE_BPS)
     with RunningTestbed(spec, verify=False) as testbed:
+        add_second_interfaces(spec)
         for seed in range(first, last + 1):
             usual_s: dict[str, float] = {}
+            alone_s: dict[str, float] = {}
             for number, item in enumerate(jobs_of(seed)):
                 kind = item["fault"]["kind"]
-                if options.only and kind not in ("healthy", *options.only.split(",")):
+                if options.only and kind != "healthy" and kind not in only:
                     continue
                 is_usual = not item["uneven"] and item["model"] in MODELS
                 if options.quick and not (is_usual if kind == "healthy" else kind not in {row["kind"] for row in rows}):
@@ -386,7 +441,8 @@ def main() -> int:
                     usual_s[item["model"]] = statistics.fmean(seconds[WARM_UP:])
                 job = open_job(folder / "run")
                 found = job.diagnosed | {"start_ns": job.logs.window_ns[0]}
-                row = judged(item, seconds, usual_s.get(item["model"]), found) | {"folder": str(folder)}
+                row = judged(item, seconds, usual_s.get(item["model"]), alone_s, found) | {"folder": str(folder)}
+                alone_s[kind] = row["cost_s"]
                 row |= judged_when(item, case, found) | judged_live(item, case)
                 rows.append(row)
                 told = f"right: {row['right']}, wrong: {row['wrong']}, unknown: {row['unknown']} {row['why']}"
@@ -402,23 +458,34 @@ def main() -> int:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return precision and recall by kind as a Markdown table."""
-    heads = ["kind", "jobs", "named of ≥ 10 %", "named of 3 to 10 %", "cannot tell", "wrong"]
+    heads = [
+        "kind",
+        "jobs",
+        "named of ≥ 10 %",
+        "named of 3 to 10 %",
+        "costs no more than chance",
+        "cannot tell",
+        "wrong",
+    ]
     heads += ["error of the cost (median)", "begin or end in its interval", "iterations of an interval (median)"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     wrong = Counter(name for row in rows for name in row["wrong"])
     for kind in dict.fromkeys(row["kind"] for row in rows):
         mine = [row for row in rows if row["kind"] == kind]
-        cells = []
+        faults, cells = [fault for row in mine if row["is_known"] for fault in row["faults"]], []
         for least, most in ((0.1, 9.0), (0.03, 0.1)):
-            some = [row for row in mine if least <= row["share"] < most]
-            cells.append(f"{sum(map(is_named, some))} of {len(some)}" if some else "-")
-        errors = [abs(row["found_s"] / row["cost_s"] - 1) for row in mine if row["right"] and row["share"] >= 0.03]
+            some = [found_s > 0 for _, share, found_s in faults if least <= share < most]
+            cells.append(f"{sum(some)} of {len(some)}" if some else "-")
+        errors = [abs(found_s / cost_s - 1) for cost_s, share, found_s in faults if found_s and share >= 0.03]
         error = f"{statistics.median(errors):.0%}" if errors else "-"
         false = sum(bool(row["wrong"]) for row in mine)
-        open_ = sum(not is_named(row) and (kind in row["unknown"] or bool(row["why"])) for row in mine)
+        open_ = sum(not row["right"] and (kind in row["unknown"] or bool(row["why"])) for row in mine)
         within, widths = ([one for row in mine for one in row.get(name, ())] for name in ("is_within", "widths"))
         when = f"{sum(within)} of {len(within)} | {statistics.median(widths):.1f}" if widths else "- | -"
-        lines.append(f"| {kind} | {len(mine)} | {' | '.join(cells)} | {open_} | {false} | {error} | {when} |")
+        chance = sum(not row["is_known"] for row in mine)
+        lines.append(
+            f"| {kind} | {len(mine)} | {' | '.join(cells)} | {chance} | {open_} | {false} | {error} | {when} |"
+        )
     return "\n".join([*lines, f"wrong: {dict(wrong)}"])
 
 
@@ -430,7 +497,7 @@ def live_table(rows: list[dict[str, Any]]) -> str:
     for kind in dict.fromkeys(row["kind"] for row in rows):
         every = [row for row in rows if row["kind"] == kind]
         # while a fault is there, its share is larger than that of the whole job
-        mine = [row for row in every if not row["is_throughout"] and row["affected_share"] >= 0.1]
+        mine = [row for row in every if not row["is_throughout"] and row["affected_share"] >= 0.1 and row["is_known"]]
         named_s = [row["live_named_s"] for row in mine if row["live_named_s"] is not None]
         over_s = [row["live_over_s"] for row in mine if row["live_over_s"] is not None]
         soon = sum((row["live_named_s"] or 1e9) <= max(5.0, 10 * row["affected_s"]) for row in mine)

@@ -31,24 +31,27 @@ _QUICK_TICK_S = 0.02
 FINISH_S = 15.0
 
 
-class MetricsServer:
-    """The process that serves the metrics of this node; its end does not affect the job or the recording.
+class MetricsProcess:
+    """The process that serves or sends the metrics of this node; its end does not affect the job or the recording.
 
     Args:
         run: the run directory.
         node: this node's name in it.
-        listener: the listening socket, which the process takes over.
+        end: the listening socket, which the process takes over, or the URL to which it sends.
 
     Attributes:
         pid: its pid; 0 if it could not be started.
     """
 
-    def __init__(self, run: Path, node: str, listener: socket) -> None:
+    def __init__(self, run: Path, node: str, end: socket | str) -> None:
         self.pid = 0
-        with listener:
-            listener.set_inheritable(True)
-            words = [str(run), node, str(listener.fileno()), str(os.getpid())]
-            command = python_command(sys.executable, "ringtap.analysis.live.metrics", *words)
+        with contextlib.nullcontext() if isinstance(end, str) else end:
+            module, where = "otlp", end
+            if not isinstance(end, str):
+                end.set_inheritable(True)
+                module, where = "metrics", str(end.fileno())
+            words = [str(run), node, str(where), str(os.getpid())]
+            command = python_command(sys.executable, f"ringtap.analysis.live.{module}", *words)
             # in a process group of its own and deaf to Ctrl-C: no signal to the job must end it before the job
             with contextlib.suppress(OSError):
                 self.pid = os.posix_spawn(
@@ -61,7 +64,7 @@ class MetricsServer:
                 )
 
     def end(self) -> None:
-        """End it; it holds nothing that could be lost."""
+        """Ask it to end: it sends what it has not sent yet."""
         if self.pid:
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGTERM)
@@ -98,7 +101,7 @@ def run_job(
     settings: RunSettings,
     command: list[str],
     live: bool = False,
-    listener: socket | None = None,
+    metrics_end: socket | str | None = None,
 ) -> int:
     """Record a job; returns its exit code, or ends by the signal that ended it.
 
@@ -107,7 +110,8 @@ def run_job(
         settings: what to record.
         command: the job.
         live: keep the job's output in a file and give the terminal to the live view.
-        listener: the socket on which the node's metrics are served; None for none.
+        metrics_end: the socket on which the node's metrics are served, or the URL to which they are sent; None for
+            none.
     """
     foreground_command.block_signals()
     if settings.recorders:
@@ -137,7 +141,7 @@ def run_job(
         cause = ExitCause(command, environment, MemoryKills())
         words = [readable(word) for word in command]
         greeting = {"pid": pid, "command": words, "rank": rank_in(os.environ), "began_ns": began_ns}
-        _record(location, settings, relay, greeting, live, listener, cause)
+        _record(location, settings, relay, greeting, live, metrics_end, cause)
     except Exception as error:  # such as no file descriptor left to load a module; the job is not affected
         tell(f"ringtap: the recording failed ({failure_message(error)}); the job goes on")
     status = relay.wait()
@@ -151,7 +155,7 @@ def _record(
     relay: foreground_command.SignalRelay,
     greeting: dict[str, Any],
     live: bool,
-    listener: socket | None,
+    metrics_end: socket | str | None,
     cause: ExitCause,
 ) -> None:
     """Record a job that runs already, until it and the recording have ended."""
@@ -160,14 +164,14 @@ def _record(
     from ringtap.agents.job.live_beside_job import LiveView
 
     watch = GroupWatch()
-    metrics: MetricsServer | None = None
+    metrics: MetricsProcess | None = None
     try:
         relay.watch = watch
         client = AgentClient(location.run, location.node, settings)
         client.start(greeting | {"creator": location.created, "expected": local_size(os.environ)})
         view = LiveView(location.run.path) if live else None
-        if listener:
-            metrics = MetricsServer(location.run.path, location.node, listener)
+        if metrics_end:
+            metrics = MetricsProcess(location.run.path, location.node, metrics_end)
         shown = _wait_for_job(relay, client, view, metrics)
         _finish(location, client, relay, view, shown, "profile" in settings.recorders, cause)
     finally:
@@ -177,7 +181,7 @@ def _record(
 
 
 def _wait_for_job(
-    relay: foreground_command.SignalRelay, client: AgentClient, view: LiveView | None, metrics: MetricsServer | None
+    relay: foreground_command.SignalRelay, client: AgentClient, view: LiveView | None, metrics: MetricsProcess | None
 ) -> str:
     """Wait for the job's end and watch the agent; returns the agent's last failure that was shown to the user."""
     shown = ""
@@ -188,7 +192,7 @@ def _wait_for_job(
             continue  # the view owns the terminal
         if served and metrics and (not metrics.pid or metrics.pid in relay.reaped):
             served = False
-            tell("ringtap: the metrics are not served any more; the job goes on")
+            tell("ringtap: the metrics are not served or sent any more; the job goes on")
         if client.disk and not disk_is_told:
             disk_is_told = True
             tell_disk_use(client)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import platform
@@ -55,7 +56,8 @@ def node_facts() -> dict[str, Any]:
     }
     addresses = _addresses()
     for name, nic in facts["nics"].items():
-        nic |= {"offloads": _offloads(name), "driver": _driver(name), "addresses": addresses.get(name, [])}
+        own = addresses.get(name, {"addresses": [], "networks": []})
+        nic.update(own, offloads=_offloads(name), driver=_driver(name))
     try:
         facts["links"] = _links()
     except Exception as error:  # netlink facts are optional: the reason is recorded, the run continues
@@ -70,15 +72,23 @@ def _sysctl(name: str) -> str | None:
         return None
 
 
-def _addresses() -> dict[str, list[str]]:
-    """The IP addresses of each interface."""
+def _addresses() -> dict[str, dict[str, list[str]]]:
+    """The IP addresses of each interface, and the networks that they are in."""
     import psutil
 
-    families = (socket.AF_INET, socket.AF_INET6)
-    return {
-        nic: [row.address.partition("%")[0] for row in rows if row.family in families]
-        for nic, rows in psutil.net_if_addrs().items()
-    }
+    families, found = (socket.AF_INET, socket.AF_INET6), {}
+    for nic, rows in psutil.net_if_addrs().items():
+        of_ip = [(row.address.partition("%")[0], row.netmask) for row in rows if row.family in families]
+        networks = sorted({network for address, mask in of_ip if mask and (network := _network(address, mask))})
+        found[nic] = {"addresses": [address for address, _ in of_ip], "networks": networks}
+    return found
+
+
+def _network(address: str, mask: str) -> str:
+    """The network of an address, such as ``10.0.0.0/24``; empty for an address that other nodes cannot reach."""
+    length = bin(int(ipaddress.ip_address(mask))).count("1")  # an IPv6 mask is no prefix length to this module
+    network = ipaddress.ip_network(f"{address}/{length}", strict=False)
+    return "" if network.is_loopback or network.is_link_local else str(network)
 
 
 def _driver(nic: str) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 from ringtap.core import installation
 from ringtap.core.command_options import add_metrics
 from ringtap.core.errors import UsageError
-from ringtap.core.http_listen_address import METRICS_PATH, is_address, listen, listen_for_metrics, url_of
+from ringtap.core.http_listen_address import METRICS_PATH, is_address, listen, metrics_end, url_of
 from ringtap.core.run_directory_schema import PARTS, RUN_JSON, SERIES
 from ringtap.core.terminal_escaping import one_line, shell_word
 
@@ -54,8 +54,11 @@ def _live(options: argparse.Namespace) -> int:
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} are different views: give one of them")
     if options.metrics:
-        with listen_for_metrics(options.metrics, options.metrics_public) as listener:
-            return _serve_metrics(options.run, listener)
+        end = metrics_end(options.metrics, options.metrics_public)
+        if isinstance(end, str):
+            return _send_metrics(options.run, end)
+        with end:
+            return _serve_metrics(options.run, end)
     if options.web:
         with listen("--web", options.web) as listener:
             return _serve_page(options.run, listener)
@@ -92,8 +95,30 @@ def _serve_metrics(run: Path, listener: socket.socket) -> int:
     print(f"Metrics at {url_of(listener, METRICS_PATH)}", flush=True)
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends it
         MetricsHttpServer(metrics, listener).serve_while(metrics.is_running)
-        print(f"The run has ended. Next: ringtap {_next_verb(path, run)} {shell_word(run)}", file=sys.stderr)
+        _say_ended(path, run)
     return 0
+
+
+def _send_metrics(run: Path, url: str) -> int:
+    """Send metrics of all nodes of a run to an OpenTelemetry Collector until the run ends."""
+    path = _wait_for(run, _APPEARS_S)
+
+    from ringtap.analysis.live.follow_run import lower_priority
+    from ringtap.analysis.live.metrics import RunMetrics
+    from ringtap.analysis.live.otlp import OtlpSender
+
+    lower_priority()
+    metrics = RunMetrics(path)
+    sender = OtlpSender(metrics, path, "", url, lambda text: print(text, file=sys.stderr, flush=True))
+    print(f"Metrics to {url} every {sender.every_s:g} s", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends it
+        sender.send_until(lambda: not metrics.is_running())
+        _say_ended(path, run)
+    return 0
+
+
+def _say_ended(path: Path, run: Path) -> None:
+    print(f"The run has ended. Next: ringtap {_next_verb(path, run)} {shell_word(run)}", file=sys.stderr)
 
 
 def _serve_page(run: Path, listener: socket.socket) -> int:

@@ -83,9 +83,13 @@ def independent_share(rest: Numbers) -> float:
 
 
 def _unseen(where: Integers) -> int:
-    """Return for how many iterations chance explains that a cause that was there was not seen."""
-    share = (len(where) - 1) / (where[-1] - where[0])
-    return 0 if share >= 1 else math.ceil(math.log(_CHANCE) / math.log(1 - share))
+    """Return for how many iterations chance explains that a cause that was there was not seen.
+
+    How often it comes is known from as many gaps only: the chance of a longer gap than g in a Poisson process of which
+    n gaps took t in all is (1 + g / t) to the power of -n.
+    """
+    gaps, length = len(where) - 1, int(where[-1] - where[0])
+    return 0 if gaps == length else math.ceil(length * (_CHANCE ** (-1 / gaps) - 1))
 
 
 def _scores(values: Numbers, affected: Mask) -> Numbers:

@@ -24,13 +24,14 @@ from ringtap.analysis.job.iteration_budget import (
     SLOW_RANK,
     STALL,
     STALLS,
+    UNUSED_INTERFACE,
     Budget,
     CauseOrPart,
     Mask,
     NetworkEvidence,
     RankTimes,
 )
-from ringtap.core.interface_capacity import carrier_of, interface_with, sending_capacity_bps
+from ringtap.core.interface_capacity import carrier_of, interface_with, sending_capacity_bps, unused_networks
 from ringtap.core.units import counted
 
 if TYPE_CHECKING:  # the live view has no pandas
@@ -40,7 +41,7 @@ if TYPE_CHECKING:  # the live view has no pandas
 MIN_ITERATIONS = 20
 # a cause that is in so many iterations is there throughout
 _THROUGHOUT_SHARE = 0.95
-# an interface is slow if it carries less than this share of what the median of all does
+# an interface is slow if it carries less than this share of what the median of all does, or of what unused ones do
 _SLOW_SHARE = 0.9
 # other traffic leaves at least this share of an interface's capacity
 _LEAST_LEFT = 0.05
@@ -117,6 +118,20 @@ class TrainingInterface:
         return 8 * self.bytes / self.capacity_bps
 
 
+class UnusedNetwork(NamedTuple):
+    """A network of all nodes of the training, which does not use it, and in which its payload needs less time.
+
+    Attributes:
+        line_s: the shortest time in which its interfaces carry the training's payload of an iteration.
+        nic: its interface on the node whose interface needs longest now.
+        capacity_bps: payload that this interface carries at most.
+    """
+
+    line_s: float
+    nic: str
+    capacity_bps: float
+
+
 @dataclass(frozen=True)
 class NetworkRecords:
     """Records of the network in the iterations of a diagnosis.
@@ -127,6 +142,7 @@ class NetworkRecords:
         interfaces: those that carry the training; empty if their capacity is not known.
         unknown: causes that cannot be told, and why.
         full_buffers: None: they limit no connection.
+        unused: a faster network that the training does not use; None: none is known.
     """
 
     evidence: NetworkEvidence
@@ -134,6 +150,7 @@ class NetworkRecords:
     interfaces: Sequence[TrainingInterface] = ()
     unknown: Sequence[tuple[str, str]] = ()
     full_buffers: FullBuffers | None = None
+    unused: UnusedNetwork | None = None
 
     @classmethod
     def missing(cls, why: str) -> NetworkRecords:
@@ -168,8 +185,10 @@ class NetworkRecords:
             unknown.append((LOSS, "a socket log does not tell lost segments from delayed ones"))
         lost = lost_segments if is_told else None
         limited_share = full_buffers.share if full_buffers else 0.0
-        evidence = NetworkEvidence(training_bytes, other_bytes, lost, *_line_times(interfaces), limited_share)
-        return cls(evidence, flows, interfaces, unknown, full_buffers)
+        unused, line_times = _unused_network(interfaces, facts_of), _line_times(interfaces)
+        unused_s = unused.line_s if unused else None
+        evidence = NetworkEvidence(training_bytes, other_bytes, lost, *line_times, unused_s, limited_share)
+        return cls(evidence, flows, interfaces, unknown, full_buffers, unused)
 
     @property
     def line(self) -> dict[str, Any] | None:
@@ -186,6 +205,10 @@ class NetworkRecords:
             slowest = min(self.interfaces, key=attrgetter("capacity_bps"))
             rates = {"rate_bps": slowest.capacity_bps, "usual_bps": _usual_bps(self.interfaces)}
             return rates | {"node": slowest.node, "nic": slowest.nic}
+        if name == UNUSED_INTERFACE and self.unused:
+            longest = max(self.interfaces, key=attrgetter("seconds"))
+            rates = {"rate_bps": longest.capacity_bps, "usual_bps": self.unused.capacity_bps}
+            return rates | {"node": longest.node, "nic": longest.nic, "faster_nic": self.unused.nic}
         if name == BUFFERS and self.full_buffers:
             _, source, destination, is_receiver = self.full_buffers
             return {"source": source, "destination": destination, "node": destination if is_receiver else source}
@@ -244,6 +267,28 @@ def _interfaces(
         for key, (training, other, capacity_bps) in sorted(rows.items())
         if training > 0
     ]
+
+
+def _unused_network(
+    interfaces: Sequence[TrainingInterface], facts_of: Callable[[str], Sequence[Mapping[str, Any]]]
+) -> UnusedNetwork | None:
+    """Return the fastest network that all nodes of the training have, but do not use, if it is faster."""
+    if not interfaces:
+        return None
+    used: dict[str, set[str]] = {}
+    bits: dict[tuple[str, str], float] = {}
+    for one in interfaces:
+        used.setdefault(one.node, set()).add(one.nic)
+        bits[one.node, one.direction] = bits.get((one.node, one.direction), 0.0) + 8 * one.bytes
+    known = {node: unused_networks(facts_of(node), nics) for node, nics in used.items()}
+    longest = max(interfaces, key=attrgetter("seconds"))
+    found = []
+    for network in sorted(set[str].intersection(*map(set, known.values()))):
+        line_s = max(size / known[node][network][0] for (node, _), size in bits.items())
+        capacity_bps, nic = known[longest.node][network]
+        found.append(UnusedNetwork(line_s, nic, capacity_bps))
+    best = min(found, default=None)
+    return best if best and best.line_s < _SLOW_SHARE * longest.seconds else None
 
 
 def _usual_bps(interfaces: Sequence[TrainingInterface]) -> float:
@@ -385,8 +430,8 @@ def cause_of(share: CauseOrPart, evidence: Evidence, begin: int = 0) -> dict[str
         iterations; ``each_s``, what a stall costs an iteration (median); of a slow rank ``run_delay_s`` and
         ``usual_run_delay_s``, how long it and the others wait for a processor in each of these iterations; of traffic
         ``source``, ``destination``, ``rate_bps`` and ``of_training``, its payload as a share of the training's; of an
-        interface ``node``, ``nic``, ``rate_bps`` and ``usual_bps``; and the number of the job's ``nodes``. What does
-        not apply is None.
+        interface ``node``, ``nic``, ``rate_bps`` and ``usual_bps``, with ``faster_nic`` that is not used; and the
+        number of the job's ``nodes``. What does not apply is None.
     """
     times, start_s, affected = evidence.times, evidence.start_s, share.affected
     where = np.flatnonzero(affected)
@@ -409,7 +454,8 @@ def cause_of(share: CauseOrPart, evidence: Evidence, begin: int = 0) -> dict[str
         found |= {f"{end}_low_s": low_s, f"{end}_high_s": high_s}
     found |= dict.fromkeys(("rank", "node", "here_s", "usual_s", "each_s"))
     found |= dict.fromkeys(("other_cores", "run_delay_s", "usual_run_delay_s"))
-    found |= dict.fromkeys(("source", "destination", "nic", "rate_bps", "usual_bps", "lost_segments", "of_training"))
+    found |= dict.fromkeys(("source", "destination", "lost_segments", "of_training"))
+    found |= dict.fromkeys(("nic", "faster_nic", "rate_bps", "usual_bps"))
     if share.within:
         spent_s = times.work_s[share.within]
         number = 0 if share.rank is None else int(np.searchsorted(times.ranks, share.rank))

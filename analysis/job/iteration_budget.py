@@ -33,6 +33,7 @@ UNEVEN = "uneven ranks"
 # causes that can be removed
 SLOW_RANK, BUSY_PROCESSORS, STALL = "slow rank", "busy processors", "stalls"
 OTHER_TRAFFIC, LOSS, SLOW_LINK, BUFFERS = "other traffic", "loss", "slow link", "socket buffers"
+UNUSED_INTERFACE = "unused interface"
 NETWORK_STALL, SLOWER_NETWORK = "network stalls", "slower network"
 # of iterations of which only the length is known: the part that has no cause, and what may be a rank or the network
 WHOLE = "iteration"
@@ -40,13 +41,15 @@ WHOLE_STALL, SLOWER_WHOLE = "stalled iterations", "slower iterations"
 STALLS = (STALL, NETWORK_STALL, WHOLE_STALL)
 _OF_WHOLE = {NETWORK_STALL: WHOLE_STALL, SLOWER_NETWORK: SLOWER_WHOLE}
 CAUSES = (
-    *(SLOW_RANK, BUSY_PROCESSORS, STALL, OTHER_TRAFFIC, LOSS, SLOW_LINK, BUFFERS),
+    *(SLOW_RANK, BUSY_PROCESSORS, STALL, OTHER_TRAFFIC, LOSS, SLOW_LINK, UNUSED_INTERFACE, BUFFERS),
     *(SLOWER_NETWORK, NETWORK_STALL, SLOWER_WHOLE, WHOLE_STALL),
 )
 
 # a stall exceeds the median of so many iterations around it by this share of an iteration, and by so many standard
 # deviations of the others
 _AROUND, _STALL_SHARE, _STALL_SIGMAS = 31, 0.1, 6.0
+# a stall that is less than this share of the median one has another reason, and its time stays in its part
+_TYPICAL_SHARE = 0.5
 # a rank is slow where its median lateness exceeds this share of an iteration
 MIN_SHARE = 0.02
 # so often, at least, a slow rank is later than the median of the others in the time in which it is slow
@@ -129,6 +132,7 @@ class NetworkEvidence:
             capacity is not known.
         usual_line_s: the same if slow interfaces were as fast as the median of all.
         shared_line_s: the same as ``line_s`` with what other traffic leaves of the capacity.
+        unused_line_s: the same over faster interfaces that all nodes have, but do not use; None: there are none.
         limited_share: share of the time in which the training's connections have data to send but full buffers at one
             of their ends limit them; of each iteration, or of all.
     """
@@ -139,6 +143,7 @@ class NetworkEvidence:
     line_s: float | None = None
     usual_line_s: float | None = None
     shared_line_s: float | None = None
+    unused_line_s: float | None = None
     limited_share: Numbers | float = 0.0
 
 
@@ -242,8 +247,10 @@ def _split_whole(times: RankTimes, evidence: NetworkEvidence) -> Budget:
     left = {"network": times.iteration_s[:, 0]}
     found, uncosted = _network_causes(times, evidence, left, np.zeros(len(times.iteration_s)))
     shares = [replace(share, name=_OF_WHOLE.get(share.name, share.name)) for share in found]
-    if evidence.usual_line_s is not None:
-        uncosted.append((SLOW_LINK, "what the exchange takes is not known"))
+    computed = {SLOW_LINK: evidence.usual_line_s, UNUSED_INTERFACE: evidence.unused_line_s}
+    unknown = [name for name, line_s in computed.items() if line_s is not None]
+    unknown += [BUFFERS] if np.any(evidence.limited_share) else []
+    uncosted += [(name, "what the exchange takes is not known") for name in unknown]
     return _budget(times.mean_s, [*shares, _share(WHOLE, left["network"], left["network"] != 0)], uncosted)
 
 
@@ -315,18 +322,24 @@ def _excess(values: Numbers, usual_s: float) -> tuple[Numbers, Mask]:
     return excess_s, excess_s > least_s
 
 
+def _typical(excess_s: Numbers, stalled: Mask) -> Mask:
+    """Return the stalls that are not much shorter than the others."""
+    return stalled & (excess_s >= _TYPICAL_SHARE * float(np.median(excess_s[stalled])))
+
+
 def _stalls(times: RankTimes, left: dict[str, Numbers], last: Integers, hiding: _Hiding) -> list[CauseOrPart]:
     """Take the stalls of single ranks, and of all, out of the parts."""
     found = []
     for name in times.work_s:
         excess_s, stalled = _excess(left[name], times.usual_s)
         if stalled.any():
+            stalled = _typical(excess_s, stalled)
             cost_s = np.where(stalled, excess_s, 0.0)
             left[name] = left[name] - cost_s
             found.append(hiding.cost(_share(STALL, cost_s, stalled, within=name), cost_s, left))
     excess_s, stalled = _excess(left[UNEVEN], times.usual_s)
     for number in np.unique(last[stalled]).tolist():
-        mine = stalled & (last == number)
+        mine = _typical(excess_s, stalled & (last == number))
         cost_s = np.where(mine, excess_s, 0.0)
         left[UNEVEN] = left[UNEVEN] - cost_s
         share = _share(STALL, cost_s, mine, int(times.ranks[number]), _slower_than_usual_in(times, number, mine))
@@ -477,7 +490,7 @@ def _network_causes(
     if evidence.lost_segments is not None:
         stalled &= evidence.lost_segments < _MIN_LOST
     if stalled.any():
-        take(NETWORK_STALL, stalled, excess_s)
+        take(NETWORK_STALL, _typical(excess_s, stalled), excess_s)
     least_s = MIN_SHARE * times.usual_s
     slower, values = _slower_stretch(network_s, least_s, sigmas=_UNEXPLAINED_SIGMAS), {SLOWER_NETWORK: network_s}
     if slower.any() and _median_difference(network_s + hidden_s, slower) >= least_s:
@@ -541,13 +554,15 @@ def _by_capacity(
     usual_s, shared_s = line_s, line_s
     if evidence.usual_line_s is not None:
         usual_s = np.minimum(needed_s(evidence.usual_line_s), line_s)
+    best_s = usual_s if evidence.unused_line_s is None else np.minimum(needed_s(evidence.unused_line_s), usual_s)
     if is_shared and evidence.shared_line_s is not None:
         shared_s = np.maximum(needed_s(evidence.shared_line_s), line_s)
     left["network"] = network_s - shared_s
-    left["bandwidth"] = left["bandwidth"] + usual_s
+    left["bandwidth"] = left["bandwidth"] + best_s
     limited_s = evidence.limited_share * np.maximum(left["network"], 0)
     left["network"] = left["network"] - limited_s
-    costs_s = {OTHER_TRAFFIC: shared_s - line_s, SLOW_LINK: line_s - usual_s, BUFFERS: limited_s}
+    costs_s = {OTHER_TRAFFIC: shared_s - line_s, BUFFERS: limited_s}
+    costs_s |= {SLOW_LINK: line_s - usual_s, UNUSED_INTERFACE: usual_s - best_s}
     return [
         replace(_share(name, cost_s, cost_s > 0), is_computed=True)
         for name, cost_s in costs_s.items()

@@ -293,7 +293,7 @@ class Job:
             "source, destination": "nodes between which most of the other traffic, or of the loss, is, or which "
             "full buffers limit",
             "rate_bps, usual_bps": "rate of the other traffic, or payload that the interface and the others can carry",
-            "nic": "the interface",
+            "nic, faster_nic": "the interface, and one that is faster but not used",
             "of_training": "payload of the other traffic as a share of the training's",
             "lost_segments": "segments that are lost in each of the iterations",
         }
@@ -307,7 +307,7 @@ class Job:
         names = ["cause", "seconds", "low_s", "high_s", "share", "is_computed", "iterations", "from_s", "to_s"]
         names += ["from_low_s", "from_high_s", "to_low_s", "to_high_s", "rank", "node", "within", "here_s", "usual_s"]
         names += ["other_cores", "run_delay_s", "usual_run_delay_s", "source", "destination", "rate_bps"]
-        names += ["usual_bps", "nic", "of_training", "lost_segments"]
+        names += ["usual_bps", "nic", "faster_nic", "of_training", "lost_segments"]
         rows = [{"cause": row["name"]} | row for row in self.diagnosed["causes"]]
         return pd.DataFrame(rows, columns=names).astype({"rank": "Int64"})
 

@@ -18,6 +18,7 @@ from ringtap.analysis.job.iteration_budget import (
     SLOWER_WHOLE,
     STALL,
     UNEVEN,
+    UNUSED_INTERFACE,
     WHOLE,
     WHOLE_STALL,
     WORK,
@@ -44,6 +45,7 @@ _PARTS = {
     OTHER_TRAFFIC: "waiting for other traffic",
     LOSS: "waiting for lost segments",
     SLOW_LINK: "waiting for a slow interface",
+    UNUSED_INTERFACE: "waiting for an interface, although a faster one is not used",
     BUFFERS: "waiting for room in socket buffers",
     SLOWER_NETWORK: "a network that was slower for a while, cause not known",
     NETWORK_STALL: "stalls of the network, cause not known",
@@ -196,6 +198,16 @@ def _rates(cause: Cause) -> str:
     return f"carries at most {rate} of payload, the others {usual}"
 
 
+def _unused_interface(cause: Cause) -> str:
+    rate, faster = format_rate(cause["rate_bps"]), format_rate(cause["usual_bps"])
+    rates = f"{cause['nic']} carries at most {rate} of payload, {cause['faster_nic']} {faster}"
+    return f"{_unused(cause)}: {_cost(cause)}; {rates}"
+
+
+def _unused(cause: Cause) -> str:
+    return f"The exchange uses {cause['nic']} of {cause['node']}, although {cause['faster_nic']} is faster"
+
+
 def _other_traffic(cause: Cause) -> str:
     what = "Iterations with other traffic take longer" if cause["is_whole"] else "Other traffic slows the exchange"
     return f"{what}: {_cost(cause)}; it has {format_rate(cause['rate_bps'])}, mostly {_ends(cause)}"
@@ -208,10 +220,13 @@ def _loss(cause: Cause) -> str:
 
 
 def _full_buffers(cause: Cause) -> str:
+    return f"Full socket buffers slow the exchange: {_cost(cause)}; most often that of {_whose_buffer(cause)}"
+
+
+def _whose_buffer(cause: Cause) -> str:
     by_receiver = cause["node"] == cause["destination"]
     receives, sends = "{destination}, which receives from {source}", "{source}, which sends to {destination}"
-    whose = (receives if by_receiver else sends).format_map(cause)
-    return f"Full socket buffers slow the exchange: {_cost(cause)}; most often that of {whose}"
+    return (receives if by_receiver else sends).format_map(cause)
 
 
 def _ends(cause: Cause) -> str:
@@ -225,6 +240,7 @@ _SENTENCES: dict[str, Callable[[Cause], str]] = {
     OTHER_TRAFFIC: _other_traffic,
     LOSS: _loss,
     SLOW_LINK: _slow_link,
+    UNUSED_INTERFACE: _unused_interface,
     BUFFERS: _full_buffers,
     SLOWER_NETWORK: lambda cause: f"The exchange takes longer for a while: {_cost(cause)}; {_UNEXPLAINED}",
     NETWORK_STALL: lambda cause: f"The network stalls: {_cost(cause)}; {_UNEXPLAINED}",
@@ -260,6 +276,12 @@ def _look_at_link(cause: Cause) -> str:
     return f"look at {cause['nic']} of {cause['node']}: its speed (ethtool {cause['nic']}) and its limit (tc qdisc)"
 
 
+def _use_interface(cause: Cause) -> str:
+    names = "NCCL_SOCKET_IFNAME for NCCL, --network-interfaces of horovodrun"
+    nic = cause["faster_nic"]
+    return f"if the nodes reach each other over {nic}, give the job this interface: GLOO_SOCKET_IFNAME={nic} ({names})"
+
+
 def _enlarge_buffers(cause: Cause) -> str:
     if cause["node"] == cause["destination"]:
         return f"let {cause['node']} use larger buffers (sysctl net.ipv4.tcp_rmem), or look at why it reads late"
@@ -281,6 +303,7 @@ _STEPS: dict[str, Callable[[Cause], str]] = {
     OTHER_TRAFFIC: lambda cause: f"move the traffic {_ends(cause)} to another time or another link",
     LOSS: lambda cause: f"look for errors and drops on the way {_ends(cause)}: cables, full queues",
     SLOW_LINK: _look_at_link,
+    UNUSED_INTERFACE: _use_interface,
     BUFFERS: _enlarge_buffers,
     SLOWER_NETWORK: _record_packets,
     NETWORK_STALL: _record_packets,
@@ -305,6 +328,11 @@ def _without_cost(diagnosis: Mapping[str, Any]) -> list[str]:
             lines.append(f"there is other traffic of {format_rate(item['rate_bps'])}, mostly {_ends(item)}")
         elif item["cause"] == LOSS and "lost_segments" in item:
             lines.append(f"{item['lost_segments']:.3g} segments are lost in each iteration, mostly {_ends(item)}")
+        elif item["cause"] == BUFFERS:
+            what = f"Full socket buffers, most often that of {_whose_buffer(item)}, limit the exchange"
+            slow += [f"{what}; what that costs cannot be told.", f"Next: {_enlarge_buffers(item)}."]
+        elif item["cause"] == UNUSED_INTERFACE:
+            slow += [f"{_unused(item)}; what that costs cannot be told.", f"Next: {_use_interface(item)}."]
         elif item["cause"] == SLOW_LINK and "nic" in item:
             slow += [
                 f"The interface {item['nic']} of {item['node']} {_rates(item)}; what that costs cannot be told.",

@@ -38,7 +38,7 @@ from ringtap.core.run_directory_schema import RUN, RUN_JSON
 
 QUANTILES = (0.5, 0.99)
 _MAX_NICS = 64
-_FRESH_S = 0.5  # however many read them, records are read twice a second at most
+FRESH_S = 0.5  # however many read them, records are read twice a second at most
 
 # part of the name, help, and the attribute of a rank's `PassTimes`
 _RANK_COUNTERS = (
@@ -82,7 +82,7 @@ class RunMetrics:
     def collect(self) -> Iterator[Metric]:
         """Read what was added to the logs, and yield the metrics."""
         with self._lock:
-            if time.monotonic() - self._polled_s >= _FRESH_S:
+            if time.monotonic() - self._polled_s >= FRESH_S:
                 self._follower.poll()
                 self._polled_s = time.monotonic()
             nodes = [self._follower.nodes[name] for name in sorted(self._follower.nodes)]

@@ -26,7 +26,7 @@ from ringtap.core.json_validation import ShapeError, load_json
 from ringtap.core.run_directory import write_json
 from ringtap.core.untrusted_files import make_folder, open_regular, refuse_links
 
-SCHEMA = 15
+SCHEMA = 16
 TABLES = ("phases", "iterations", "rank_iterations", "ranks", "flows", "byte_accounts", "node_iterations", "collectors")
 SOURCES, SUMMARY = "sources.json", "summary.json"
 

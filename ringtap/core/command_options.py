@@ -49,6 +49,9 @@ def training_facts(options: Namespace) -> dict[str, Any]:
 def add_metrics(parser: ArgumentParser) -> None:
     """Add the address of a run's metrics."""
     parser.add_argument(
-        "--metrics", metavar="ADDRESS", help="serve metrics for Prometheus at :PORT of this machine, or at HOST:PORT"
+        "--metrics",
+        metavar="ADDRESS",
+        help="serve metrics for Prometheus at :PORT of this machine, or at HOST:PORT, or send them to an OpenTelemetry "
+        "Collector at http://HOST:4318",
     )
     parser.add_argument("--metrics-public", action="store_true", help="let other machines read the metrics")

@@ -1,4 +1,7 @@
-"""Reads addresses at which a run is served, and listens there: ``:PORT`` on this machine alone, or ``HOST:PORT``."""
+"""Reads addresses at which a run is served, and listens there: ``:PORT`` on this machine alone, or ``HOST:PORT``.
+
+Metrics are also sent to an OpenTelemetry Collector, at ``http://HOST:PORT``.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from ringtap.core.errors import UsageError
 from ringtap.core.installation import require
 
 METRICS_PATH = "/metrics"
+_OTLP_PATH = "/v1/metrics"
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 16
 
@@ -57,14 +61,25 @@ def listen(option: str, address: str, public_option: str = "", is_public: bool =
     return listener
 
 
-def listen_for_metrics(address: str, is_public: bool) -> socket.socket:
-    """Return a socket that listens at the address of ``--metrics``.
+def metrics_end(address: str, is_public: bool) -> socket.socket | str:
+    """Return a socket that listens at the address of ``--metrics``, or the URL to which metrics are sent.
 
     Raises:
-        UsageError: as `listen`, or a package is missing.
+        UsageError: as `listen`, a URL that cannot be used, or a package is missing.
     """
     require("--metrics", ["prometheus_client"])
-    return listen("--metrics", address, "--metrics-public", is_public)
+    if not address.startswith(("http://", "https://")):
+        return listen("--metrics", address, "--metrics-public", is_public)
+    if is_public:
+        raise UsageError("--metrics-public is for metrics that are served, and these are sent: leave it out")
+    try:
+        parts = urlsplit(address)
+        is_whole = bool(parts.hostname) and parts.port != 0  # a port that is no number raises ValueError
+    except ValueError:
+        is_whole = False
+    if not is_whole or not address.isascii() or not address.isprintable() or " " in address:
+        raise UsageError(f"--metrics {address!r}: a Collector has an address such as http://localhost:4318")
+    return address if parts.path.strip("/") or parts.query else address.rstrip("/") + _OTLP_PATH
 
 
 def is_loopback(host: str) -> bool:

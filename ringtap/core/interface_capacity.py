@@ -1,8 +1,8 @@
-"""Says how much an interface can send, by the facts of node.json about its node, and which interface has an address."""
+"""Says how much an interface can send, by the facts of node.json about its node, and which interfaces a node has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ringtap.core.ethernet import ETHERNET_MTU, payload_share
@@ -54,8 +54,10 @@ def interface_with(before: Mapping[str, Any], address: str) -> str | None:
 def payload_capacity_bps(before: Mapping[str, Any], address: str) -> float | None:
     """Return the rate at which the interface with an address sends payload in full TCP segments; None: not known."""
     nic = interface_with(before, address)
-    if nic is None:
-        return None
+    return None if nic is None else _payload_bps(before, nic)
+
+
+def _payload_bps(before: Mapping[str, Any], nic: str) -> float | None:
     rate_bps, share = capacity_bps(before, nic), payload_share(before["nics"][nic].get("mtu") or ETHERNET_MTU)
     return None if rate_bps is None or share <= 0 else rate_bps * share
 
@@ -74,3 +76,27 @@ def sending_capacity_bps(facts: Sequence[Mapping[str, Any]], addresses: Iterable
             return None
         total_bps += max(rate_bps for rate_bps in known if rate_bps is not None)
     return total_bps
+
+
+def unused_networks(facts: Sequence[Mapping[str, Any]], used: Collection[str]) -> dict[str, tuple[float, str]]:
+    """Return the networks that a node reaches by interfaces that are up, but not by those that it uses.
+
+    Args:
+        facts: what node.json says about the node, before the run and after it.
+        used: the interfaces that carry the frames that it sends and receives.
+
+    Returns:
+        By network, such as ``10.0.0.0/24``, the payload that the fastest interface there sends at most, in bit/s, and
+        its name.
+    """
+    known = []
+    for fact in facts:
+        found: dict[str, tuple[float, str]] = {}
+        for nic, own in (fact.get("nics") or {}).items():
+            rate_bps = _payload_bps(fact, nic) if own.get("isup") and carrier_of(fact, nic) not in used else None
+            if rate_bps is not None:
+                for network in own.get("networks") or ():
+                    found[network] = max(found.get(network, (0.0, "")), (rate_bps, nic))
+        known += [found] if fact else []
+    common = set.intersection(*map(set, known)) if known else set()
+    return {network: min(found[network] for found in known) for network in sorted(common)}

@@ -1,11 +1,13 @@
 """What an interface can send, from the facts that an agent records."""
 
+import ipaddress
 from typing import Any
 
 import pytest
 
+from ringtap.agents.node import node_facts as node_facts_of
 from ringtap.agents.node.node_facts import node_facts
-from ringtap.core.interface_capacity import capacity_bps, carrier_of, payload_capacity_bps
+from ringtap.core.interface_capacity import capacity_bps, carrier_of, payload_capacity_bps, unused_networks
 
 pytestmark = pytest.mark.computes
 
@@ -65,5 +67,48 @@ def test_payload_of_the_interface_that_has_the_address() -> None:
     assert payload_capacity_bps(before, "10.0.2.1") is None
 
 
-def test_the_facts_of_this_node_have_its_addresses() -> None:
-    assert "127.0.0.1" in node_facts()["nics"]["lo"]["addresses"]
+def test_networks_of_interfaces_that_are_up_and_not_used() -> None:
+    def nic(speed: int, *networks: str, **known: Any) -> dict[str, Any]:
+        return {"isup": True, "speed": speed, "driver": "mlx5_core", "mtu": 1500, "networks": networks} | known
+
+    nics = {
+        "eth0": nic(1_000, "10.0.0.0/24"),
+        "vlan5": nic(1_000, "10.5.0.0/24"),  # over eth0
+        "eth1": nic(10_000, "10.1.0.0/24", "fd00::/64"),
+        "eth2": nic(25_000, "10.1.0.0/24"),
+        "eth3": nic(100_000, "10.3.0.0/24", isup=False),
+        "docker0": nic(10_000, "172.17.0.0/16", driver=None),
+        "eth4": nic(100_000, "10.4.0.0/24") | {"networks": None},
+    }
+    before = {"nics": nics, "links": {"vlan5": {"below": ["eth0"]}}}
+    fast, second = ((speed * (1448 / 1514), name) for speed, name in ((25e9, "eth2"), (10e9, "eth1")))
+    assert unused_networks([before], {"eth0"}) == {"10.1.0.0/24": fast, "fd00::/64": second}
+    assert unused_networks([before], {"eth0", "eth2"}) == {"10.1.0.0/24": second, "fd00::/64": second}
+    # after the run, an interface was down; a killed agent recorded nothing then
+    after = {"nics": nics | {"eth2": nics["eth2"] | {"isup": False}}, "links": before["links"]}
+    assert unused_networks([before, after], {"eth0"})["10.1.0.0/24"] == second
+    assert unused_networks([before, {}], {"eth0"})["10.1.0.0/24"] == fast
+    assert unused_networks([], {"eth0"}) == unused_networks([{}], {"eth0"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("address", "mask", "network"),
+    [
+        ("10.1.2.3", "255.255.255.0", "10.1.2.0/24"),
+        ("fd00::7", "ffff:ffff:ffff:ffff::", "fd00::/64"),
+        ("127.0.0.1", "255.0.0.0", ""),
+        ("fe80::1", "ffff:ffff:ffff:ffff::", ""),
+        ("169.254.3.4", "255.255.0.0", ""),
+    ],
+)
+def test_the_network_of_an_address(address: str, mask: str, network: str) -> None:
+    assert node_facts_of._network(address, mask) == network
+
+
+def test_the_facts_of_this_node_have_its_addresses_and_networks() -> None:
+    nics = node_facts()["nics"]
+    assert "127.0.0.1" in nics["lo"]["addresses"]
+    assert nics["lo"]["networks"] == []
+    for nic in nics.values():
+        for network in nic["networks"]:
+            assert any(ipaddress.ip_address(one) in ipaddress.ip_network(network) for one in nic["addresses"])

@@ -44,7 +44,7 @@ OTHERWISE = {
     "agents/hosts/remote.py WorkerConnection.__init__": "its standard input ends",
     "agents/job/agent_client.py start_agent": "forks the agent and ends",
     "agents/job/agent_client.py _fork_agent": "the agent ends with the job, also after the supervisor",
-    "agents/job/supervisor.py MetricsServer.__init__": "looks at its parent",
+    "agents/job/supervisor.py MetricsProcess.__init__": "looks at its parent",
     "agents/job/foreground_command.py GroupWatch._start": "its pipe ends",
     "agents/job/foreground_command.py _start_waker": "looks at its parent",
     "agents/job/foreground_command.py spawn": "the caller says",

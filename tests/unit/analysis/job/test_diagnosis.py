@@ -20,8 +20,11 @@ pytestmark = [pytest.mark.computes, pytest.mark.together]
 PAYLOAD_SHARE = 1448 / 1514
 
 
-def written(path, *, rates_bps=(), **truth):
-    """A job of 40 iterations of 200 ms, 20 ms of which are the network's; interfaces have these rates."""
+def written(path, *, rates_bps=(), second=(), **truth):
+    """A job of 40 iterations of 200 ms, 20 ms of which are the network's; interfaces have these rates.
+
+    ``second`` has the network and the rate of an interface eth1 of each node, which the job does not use.
+    """
     known = {
         "iterations": 40,
         "compute_ms": (100, 100, 100),
@@ -34,6 +37,9 @@ def written(path, *, rates_bps=(), **truth):
         node = path / "nodes" / f"n{rank}" / "node.json"
         nic = {"mtu": 1500, "addresses": [f"10.0.0.{rank + 1}"]}
         facts = {"cpus": 4, "nics": {"eth0": nic}, "links": {"eth0": {"qdisc": "tbf", "rate_bps": rate_bps}}}
+        for network, second_bps in second[rank : rank + 1]:
+            facts["nics"]["eth1"] = {"mtu": 1500, "isup": True, "addresses": ["10.1.0.1"], "networks": [network]}
+            facts["links"]["eth1"] = {"qdisc": "tbf", "rate_bps": second_bps}
         node.write_text(json.dumps(json.loads(node.read_text()) | {"before": facts}))
     return open_job(path)
 
@@ -224,6 +230,43 @@ def test_an_interface_that_is_slower_than_the_others_is_named(tmp_path):
     first, _, step = verdict(job.diagnosed)
     assert first.startswith("The interface eth0 of n1 is slow: about ")
     assert "ethtool eth0" in step
+
+
+def test_a_faster_interface_that_the_job_does_not_use_is_named(tmp_path):
+    """The bytes need 50 ms, of which 20 ms pass during the backward pass, and would need 35 ms on eth1."""
+    slow_bps = 8 * Truth(compute_ms=(1, 1, 1)).rank_bytes / 0.05 / PAYLOAD_SHARE
+    second = ("10.1.0.0/24", slow_bps / 0.7)
+    known = {"rates_bps": [slow_bps] * 3, "network_ms": 30}
+    job = written(tmp_path / "job", second=[second] * 3, **known)
+    (row,) = job.diagnosis.to_dict("records")
+    assert (row["cause"], row["nic"], row["faster_nic"], row["is_computed"]) == (
+        "unused interface",
+        "eth0",
+        "eth1",
+        True,
+    )
+    assert row["seconds"] == pytest.approx(0.015, rel=0.02)
+    first, _, step = verdict(job.diagnosed)
+    assert first.startswith(f"The exchange uses eth0 of {row['node']}, although eth1 is faster: about 15")
+    assert f"carries at most {format_rate(row['rate_bps'])} of payload, eth1 {format_rate(row['usual_bps'])}" in first
+    assert "GLOO_SOCKET_IFNAME=eth1" in step
+    # of an untimed job, what that costs is not known
+    first, step, *_ = verdict(untimed(tmp_path / "untimed", second=[second] * 3, **known).diagnosed)
+    assert first.endswith("although eth1 is faster; what that costs cannot be told.")
+    assert "GLOO_SOCKET_IFNAME=eth1" in step
+    for number, others in enumerate(
+        (
+            [second, second],  # a node has none
+            [second, second, ("10.2.0.0/24", slow_bps / 0.7)],  # one is in another network
+            [second, second, ("10.1.0.0/24", slow_bps / 0.95)],  # one is hardly faster
+        )
+    ):
+        assert written(tmp_path / f"{number}", second=others, **known).diagnosis.empty
+    # one interface is slow, and eth1 is as fast as those of the others
+    (row,) = written(
+        tmp_path / "slow", rates_bps=[slow_bps / 0.7, slow_bps, slow_bps / 0.7], second=[second] * 3, network_ms=30
+    ).diagnosis.to_dict("records")
+    assert row["cause"] == "slow link"
 
 
 def test_other_traffic_that_is_there_throughout_costs_what_it_takes_of_the_capacity(tmp_path):

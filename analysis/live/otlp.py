@@ -1,0 +1,199 @@
+"""Sends metrics of a run that is being written to an OpenTelemetry Collector, by OTLP over HTTP, as JSON.
+
+The metrics are those that `ringtap.analysis.live.metrics` serves. Those that have a name in OpenTelemetry's semantic
+conventions have this one; the names of the others are such that Prometheus, which may receive OTLP, has its usual ones.
+
+``python -m ringtap.analysis.live.otlp RUN NODE URL PARENT`` is what ``ringtap run --metrics URL`` starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from prometheus_client.core import Metric
+
+import ringtap
+from ringtap.analysis.live.follow_run import lower_priority
+from ringtap.analysis.live.metrics import FRESH_S, RunMetrics
+from ringtap.core.errors import error_message
+from ringtap.core.terminal_escaping import one_line
+
+EVERY_S = 10.0
+# OpenTelemetry's own variables
+EVERY_MS_VARIABLE, HEADERS_VARIABLE = "OTEL_METRIC_EXPORT_INTERVAL", "OTEL_EXPORTER_OTLP_HEADERS"
+_TIMEOUT_S = 3.0
+_TICK_S = 0.2
+_MOST_SHOWN = 200
+_CUMULATIVE = 2  # AGGREGATION_TEMPORALITY_CUMULATIVE
+_UNITS = {"seconds": "s", "bytes": "By"}
+
+
+class _Name(NamedTuple):
+    """Name of a metric, its unit, and the attributes that it adds."""
+
+    name: str
+    unit: str
+    attributes: Mapping[str, str] = {}
+
+
+# of the semantic conventions
+_CONVENTIONS = {
+    "ringtap_nic_transmit_bytes": _Name("system.network.io", "By", {"network.io.direction": "transmit"}),
+    "ringtap_nic_receive_bytes": _Name("system.network.io", "By", {"network.io.direction": "receive"}),
+    "ringtap_nic_drops": _Name("system.network.packet.dropped", "{packet}"),
+    "ringtap_exporter_cpu_seconds": _Name("process.cpu.time", "s"),
+}
+_ATTRIBUTES = {"nic": "network.interface.name"}
+
+
+def request_of(families: Iterable[Metric], run: str, node: str, now_ns: int) -> dict[str, Any]:
+    """Return metrics as OTLP's request, an ``ExportMetricsServiceRequest``.
+
+    Args:
+        families: the metrics.
+        run: name of the run.
+        node: the node whose metrics these are; empty if they are of several.
+        now_ns: time of the values.
+    """
+    resource = {"service.name": "ringtap", "service.version": ringtap.__version__, "service.instance.id": run}
+    resource |= {"host.name": node} if node else {}
+    metrics: dict[str, dict[str, Any]] = {}
+    for family in families:
+        for metric in _metrics(family, now_ns):
+            known = metrics.setdefault(metric["name"], metric)
+            if known is not metric:  # a convention has one name where Prometheus has two
+                known["sum"]["dataPoints"] += metric["sum"]["dataPoints"]
+    scope = {"scope": {"name": "ringtap", "version": ringtap.__version__}, "metrics": list(metrics.values())}
+    return {"resourceMetrics": [{"resource": {"attributes": _attributes(resource)}, "scopeMetrics": [scope]}]}
+
+
+def _metrics(family: Metric, now_ns: int) -> Iterator[dict[str, Any]]:
+    """Yield a metric; nothing if it has no sample."""
+    name = _CONVENTIONS.get(family.name) or _name_of(family.name)
+    points: dict[str, dict[str, Any]] = {}
+    for sample in family.samples:
+        labels = {_ATTRIBUTES.get(name, name): text for name, text in sample.labels.items() if text}
+        quantile = labels.pop("quantile", None)
+        about = _attributes(labels | name.attributes)
+        point = points.setdefault(json.dumps(about), {"attributes": about, "timeUnixNano": str(now_ns)})
+        if family.type != "summary":
+            point["asDouble"] = sample.value
+        elif quantile is not None:
+            point.setdefault("quantileValues", []).append({"quantile": float(quantile), "value": sample.value})
+        elif sample.name.endswith("_count"):
+            point["count"] = str(int(sample.value))
+        else:
+            point["sum"] = sample.value
+    kind = {"counter": "sum", "gauge": "gauge", "summary": "summary"}[family.type]
+    data: dict[str, Any] = {"dataPoints": list(points.values())}
+    if kind == "sum":
+        data |= {"aggregationTemporality": _CUMULATIVE, "isMonotonic": True}
+    if points:
+        yield {"name": name.name, "description": family.documentation, "unit": name.unit, kind: data}
+
+
+def _name_of(name: str) -> _Name:
+    """Return the name without Prometheus' suffix for the unit, which it adds to that of OTLP."""
+    first, _, rest = name.partition("_")
+    stem, _, last = rest.rpartition("_")
+    return _Name(f"{first}.{stem}", _UNITS[last]) if last in _UNITS else _Name(f"{first}.{rest}", "")
+
+
+def _attributes(values: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"key": name, "value": {"stringValue": text}} for name, text in values.items()]
+
+
+class OtlpSender:
+    """Sends a run's metrics again and again.
+
+    Args:
+        metrics: the collector of the metrics.
+        run: the run directory.
+        node: the only node whose metrics these are; empty: all.
+        url: the address to which they are sent, with a path.
+        tell: prints a line for the user.
+    """
+
+    def __init__(self, metrics: RunMetrics, run: Path, node: str, url: str, tell: Callable[[str], None]) -> None:
+        self._metrics, self._run, self._node, self._url, self._tell = metrics, run, node, url, tell
+        self._headers = {"Content-Type": "application/json", "User-Agent": f"ringtap/{ringtap.__version__}"}
+        for pair in filter(None, os.environ.get(HEADERS_VARIABLE, "").split(",")):
+            name, _, value = pair.partition("=")
+            self._headers[unquote(name.strip())] = unquote(value.strip())
+        text = os.environ.get(EVERY_MS_VARIABLE, "")
+        self.every_s = int(text) / 1e3 if text.isascii() and text.isdigit() and int(text) > 0 else EVERY_S
+        self._why = ""
+
+    def send(self) -> None:
+        """Send the metrics once; a failure is told unless the one before had the same reason."""
+        why = self._send()
+        if why and why != self._why:
+            self._tell(f"ringtap: metrics are not taken by {self._url}: {why}; the next ones are sent all the same")
+        self._why = why
+
+    def send_until(self, is_over: Callable[[], bool]) -> None:
+        """Send until something is over, and once more then."""
+        due_s = 0.0
+        while not is_over():
+            if time.monotonic() >= due_s:
+                due_s = time.monotonic() + self.every_s
+                self.send()
+            time.sleep(_TICK_S)
+        time.sleep(FRESH_S)  # the records are read no sooner again
+        self.send()
+
+    def _send(self) -> str:
+        """Return why the metrics were not taken; empty if they were."""
+        try:
+            request = request_of(self._metrics.collect(), self._run.name, self._node, time.time_ns())
+            body = json.dumps(request).encode()
+            message = urllib.request.Request(self._url, body, self._headers)
+            with urllib.request.urlopen(message, timeout=_TIMEOUT_S) as answer:
+                text = answer.read(1 << 16)
+        except urllib.error.HTTPError as error:
+            answered = one_line(error.read(_MOST_SHOWN).decode(errors="replace")).strip()
+            return f"HTTP {error.code} {error.reason}{f', {answered}' if answered else ''}"
+        except Exception as error:  # such as a run directory that is being deleted
+            reason = getattr(error, "reason", None)
+            return error_message(reason if isinstance(reason, Exception) else error)
+        return _rejected(text)
+
+
+def _rejected(text: bytes) -> str:
+    """Return how many values a Collector rejected, and why; empty if none."""
+    try:
+        rejected = json.loads(text or b"{}").get("partialSuccess") or {}
+        count = int(rejected.get("rejectedDataPoints") or 0)
+    except (ValueError, AttributeError, TypeError):  # an answer in another format says that they were taken
+        return ""
+    about = one_line(str(rejected.get("errorMessage") or ""))[:_MOST_SHOWN]
+    return f"{count} values are rejected{f', {about}' if about else ''}" if count else ""
+
+
+def main(run: str, node: str, url: str, parent: str) -> None:
+    """Send a node's metrics until the parent process has ended, or asks for the end."""
+    lower_priority()
+    end = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: end.set())
+    path = Path(run)
+
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    sender = OtlpSender(RunMetrics(path, node), path, node, url, tell)
+    sender.send_until(lambda: end.is_set() or os.getppid() != int(parent))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -85,7 +85,7 @@ def _metrics(family: Metric, now_ns: int) -> Iterator[dict[str, Any]]:
     for sample in family.samples:
         labels = {_ATTRIBUTES.get(name, name): text for name, text in sample.labels.items() if text}
         quantile = labels.pop("quantile", None)
-        about = _attributes(labels | name.attributes)
+        about = _attributes({**labels, **name.attributes})
         point = points.setdefault(json.dumps(about), {"attributes": about, "timeUnixNano": str(now_ns)})
         if family.type != "summary":
             point["asDouble"] = sample.value

@@ -175,9 +175,9 @@ def _run(options: argparse.Namespace) -> int:
     _check_live(options.live)
     metrics = None
     if options.metrics and is_first_on_node(os.environ):
-        from ringtap.core.http_listen_address import METRICS_PATH, metrics_end, url_of
+        from ringtap.core.http_listen_address import METRICS_PATH, listener_or_url, url_of
 
-        metrics = metrics_end(options.metrics, options.metrics_public)
+        metrics = listener_or_url(options.metrics, options.metrics_public)
     try:
         location = find_location(Path(command[0]).name, options.output, options.join, node, settings, options.access)
     except UsageError as error:
@@ -186,9 +186,8 @@ def _run(options: argparse.Namespace) -> int:
         return run_unrecorded(command, str(error))
     _print_location(location, settings, node, options.verbose)
     if metrics:
-        tell(
-            f"ringtap: metrics {f'to {metrics}' if isinstance(metrics, str) else f'at {url_of(metrics, METRICS_PATH)}'}"
-        )
+        where = f"to {metrics}" if isinstance(metrics, str) else f"at {url_of(metrics, METRICS_PATH)}"
+        tell(f"ringtap: metrics {where}")
     return run_job(location, settings, command, options.live, metrics)
 
 

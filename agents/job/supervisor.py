@@ -37,20 +37,22 @@ class MetricsProcess:
     Args:
         run: the run directory.
         node: this node's name in it.
-        end: the listening socket, which the process takes over, or the URL to which it sends.
+        listener_or_url: the listening socket, which the process takes over, or the URL to which it sends.
 
     Attributes:
         pid: its pid; 0 if it could not be started.
     """
 
-    def __init__(self, run: Path, node: str, end: socket | str) -> None:
+    def __init__(self, run: Path, node: str, listener_or_url: socket | str) -> None:
         self.pid = 0
-        with contextlib.nullcontext() if isinstance(end, str) else end:
-            module, where = "otlp", end
-            if not isinstance(end, str):
-                end.set_inheritable(True)
-                module, where = "metrics", str(end.fileno())
-            words = [str(run), node, str(where), str(os.getpid())]
+        with contextlib.ExitStack() as stack:
+            if isinstance(listener_or_url, str):
+                module, where = "otlp", listener_or_url
+            else:
+                listener = stack.enter_context(listener_or_url)
+                listener.set_inheritable(True)
+                module, where = "metrics", str(listener.fileno())
+            words = [str(run), node, where, str(os.getpid())]
             command = python_command(sys.executable, f"ringtap.analysis.live.{module}", *words)
             # in a process group of its own and deaf to Ctrl-C: no signal to the job must end it before the job
             with contextlib.suppress(OSError):
@@ -101,7 +103,7 @@ def run_job(
     settings: RunSettings,
     command: list[str],
     live: bool = False,
-    metrics_end: socket | str | None = None,
+    listener_or_url: socket | str | None = None,
 ) -> int:
     """Record a job; returns its exit code, or ends by the signal that ended it.
 
@@ -110,7 +112,7 @@ def run_job(
         settings: what to record.
         command: the job.
         live: keep the job's output in a file and give the terminal to the live view.
-        metrics_end: the socket on which the node's metrics are served, or the URL to which they are sent; None for
+        listener_or_url: the socket on which the node's metrics are served, or the URL to which they are sent; None for
             none.
     """
     foreground_command.block_signals()
@@ -141,7 +143,7 @@ def run_job(
         cause = ExitCause(command, environment, MemoryKills())
         words = [readable(word) for word in command]
         greeting = {"pid": pid, "command": words, "rank": rank_in(os.environ), "began_ns": began_ns}
-        _record(location, settings, relay, greeting, live, metrics_end, cause)
+        _record(location, settings, relay, greeting, live, listener_or_url, cause)
     except Exception as error:  # such as no file descriptor left to load a module; the job is not affected
         tell(f"ringtap: the recording failed ({failure_message(error)}); the job goes on")
     status = relay.wait()
@@ -155,7 +157,7 @@ def _record(
     relay: foreground_command.SignalRelay,
     greeting: dict[str, Any],
     live: bool,
-    metrics_end: socket | str | None,
+    listener_or_url: socket | str | None,
     cause: ExitCause,
 ) -> None:
     """Record a job that runs already, until it and the recording have ended."""
@@ -170,8 +172,8 @@ def _record(
         client = AgentClient(location.run, location.node, settings)
         client.start(greeting | {"creator": location.created, "expected": local_size(os.environ)})
         view = LiveView(location.run.path) if live else None
-        if metrics_end:
-            metrics = MetricsProcess(location.run.path, location.node, metrics_end)
+        if listener_or_url:
+            metrics = MetricsProcess(location.run.path, location.node, listener_or_url)
         shown = _wait_for_job(relay, client, view, metrics)
         _finish(location, client, relay, view, shown, "profile" in settings.recorders, cause)
     finally:

@@ -13,7 +13,7 @@ from typing import Any
 from ringtap.core import installation
 from ringtap.core.command_options import add_metrics
 from ringtap.core.errors import UsageError
-from ringtap.core.http_listen_address import METRICS_PATH, is_address, listen, metrics_end, url_of
+from ringtap.core.http_listen_address import METRICS_PATH, is_address, listen, listener_or_url, url_of
 from ringtap.core.run_directory_schema import PARTS, RUN_JSON, SERIES
 from ringtap.core.terminal_escaping import one_line, shell_word
 
@@ -54,11 +54,11 @@ def _live(options: argparse.Namespace) -> int:
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} are different views: give one of them")
     if options.metrics:
-        end = metrics_end(options.metrics, options.metrics_public)
-        if isinstance(end, str):
-            return _send_metrics(options.run, end)
-        with end:
-            return _serve_metrics(options.run, end)
+        where = listener_or_url(options.metrics, options.metrics_public)
+        if isinstance(where, str):
+            return _send_metrics(options.run, where)
+        with where:
+            return _serve_metrics(options.run, where)
     if options.web:
         with listen("--web", options.web) as listener:
             return _serve_page(options.run, listener)

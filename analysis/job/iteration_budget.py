@@ -451,18 +451,26 @@ def _network_causes(
     """Take what other traffic and loss cost out of the network's part, by iterations with them and without.
 
     While the others wait for a late rank, a part of the exchange may pass, which is at most ``hidden_s``. So iterations
-    are compared with this and without it, and a difference counts if both show it.
+    are compared with this and without it, and a difference counts if both show it. Iterations with a cause are left out
+    of the search for what nothing explains: with its cost taken out, they would all take the same time, and the noise
+    would seem less than it is.
     """
     network_s = left["network"]
     costs_s: dict[str, Numbers] = {}
     uncosted: dict[str, str] = {}
-    clear = np.ones(len(network_s), bool)
+    clear, taken = np.ones(len(network_s), bool), np.zeros(len(network_s), bool)
 
     def take(name: str, rows: Mask, cost_s: Numbers) -> None:
         nonlocal network_s
         cost_s = np.where(rows, cost_s, 0.0)
         costs_s[name] = costs_s.get(name, np.zeros(len(rows))) + cost_s
         network_s = network_s - cost_s
+        taken[rows] = True
+
+    def stalls() -> tuple[Numbers, Mask]:
+        excess_s, stalled = np.zeros(len(taken)), np.zeros(len(taken), bool)
+        excess_s[~taken], stalled[~taken] = _excess(network_s[~taken], times.usual_s)
+        return excess_s, stalled
 
     def compare(name: str, rows: Mask) -> None:
         """Take what the network takes longer in some of the clear iterations than in the others."""
@@ -483,18 +491,20 @@ def _network_causes(
     if evidence.lost_segments is not None:
         lossy = evidence.lost_segments >= _MIN_LOST
         compare(LOSS, lossy)
-        excess_s, stalled = _excess(network_s, times.usual_s)
+        excess_s, stalled = stalls()
         if (stalled & lossy).any():
             take(LOSS, stalled & lossy, excess_s)
-    excess_s, stalled = _excess(network_s, times.usual_s)
+    excess_s, stalled = stalls()
     if evidence.lost_segments is not None:
         stalled &= evidence.lost_segments < _MIN_LOST
     if stalled.any():
         take(NETWORK_STALL, _typical(excess_s, stalled), excess_s)
-    least_s = MIN_SHARE * times.usual_s
-    slower, values = _slower_stretch(network_s, least_s, sigmas=_UNEXPLAINED_SIGMAS), {SLOWER_NETWORK: network_s}
-    if slower.any() and _median_difference(network_s + hidden_s, slower) >= least_s:
-        take(SLOWER_NETWORK, slower, network_s - network_s[~slower].mean())
+    least_s, rows, values = MIN_SHARE * times.usual_s, ~taken, {SLOWER_NETWORK: network_s}
+    slower = np.zeros(len(taken), bool)
+    if rows.sum() >= 2 * MIN_COMPARED:
+        slower[rows] = _slower_stretch(network_s[rows], least_s, sigmas=_UNEXPLAINED_SIGMAS)
+    if slower.any() and _median_difference((network_s + hidden_s)[rows], slower[rows]) >= least_s:
+        take(SLOWER_NETWORK, slower, network_s - network_s[rows & ~slower].mean())
     left["network"] = network_s
     shares = [_share(name, cost_s, cost_s != 0) for name, cost_s in costs_s.items()]
     return [replace(share, values=values.get(share.name)) for share in shares], list(uncosted.items())

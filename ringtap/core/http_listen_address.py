@@ -61,7 +61,7 @@ def listen(option: str, address: str, public_option: str = "", is_public: bool =
     return listener
 
 
-def metrics_end(address: str, is_public: bool) -> socket.socket | str:
+def listener_or_url(address: str, is_public: bool) -> socket.socket | str:
     """Return a socket that listens at the address of ``--metrics``, or the URL to which metrics are sent.
 
     Raises:
@@ -74,7 +74,8 @@ def metrics_end(address: str, is_public: bool) -> socket.socket | str:
         raise UsageError("--metrics-public is for metrics that are served, and these are sent: leave it out")
     try:
         parts = urlsplit(address)
-        is_whole = bool(parts.hostname) and parts.port != 0  # a port that is no number raises ValueError
+        # a port that is no number raises ValueError; a password would be shown, and not used
+        is_whole = bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
     except ValueError:
         is_whole = False
     if not is_whole or not address.isascii() or not address.isprintable() or " " in address:

@@ -210,6 +210,19 @@ def test_other_traffic_costs_what_the_network_takes_longer_with_it_than_without(
     assert causes(split(usual.times(), NetworkEvidence(training, other, np.zeros(120)))) == []
 
 
+def test_noise_is_not_called_stalls_where_the_cost_of_other_traffic_is_taken_out_of_many_iterations():
+    names = []
+    for seed in range(20):
+        job = Job(seed=seed)
+        job.network += 0.02 * job.random.standard_normal(120)
+        job.network[30:75] += 0.03
+        training, other = np.full(120, 1e6), np.zeros(120)
+        other[30:75] = 4e5
+        found = causes(split(job.times(), NetworkEvidence(training, other, np.zeros(120))))
+        names.append([cause.name for cause in found])
+    assert names.count([OTHER_TRAFFIC]) == 20
+
+
 def test_loss_costs_what_the_network_takes_longer_with_it_than_without():
     usual, job = Job(), Job()
     lossy = job.random.random(120) < 0.3

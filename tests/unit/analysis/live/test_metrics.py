@@ -235,14 +235,14 @@ def test_addresses() -> None:
         ("localhost:0", False, "127.0.0.1"),
         ("0.0.0.0:0", True, "0.0.0.0"),
     ):
-        with http_listen_address.metrics_end(address, is_public) as listener:
+        with http_listen_address.listener_or_url(address, is_public) as listener:
             port = listener.getsockname()[1]
             assert (
                 http_listen_address.url_of(listener, http_listen_address.METRICS_PATH)
                 == f"http://{host}:{port}/metrics"
             )
             with pytest.raises(UsageError, match=f":{port} cannot be used: Address already in use"):
-                http_listen_address.metrics_end(f":{port}", False)
+                http_listen_address.listener_or_url(f":{port}", False)
 
 
 def test_a_missing_package_is_said_before_the_job(
@@ -335,7 +335,7 @@ def test_a_killed_exporter_leaves_the_job_alone_and_a_killed_supervisor_ends_it(
 def test_a_loopback_address_answers_only_those_who_name_this_machine(tmp_path: Path, address: str, status: int) -> None:
     """As the page does: a browser may have been led here by a name of another site (DNS rebinding)."""
     is_wanted = True
-    with RunWriter(tmp_path / "run", "S0") as run, http_listen_address.metrics_end(address, True) as listener:
+    with RunWriter(tmp_path / "run", "S0") as run, http_listen_address.listener_or_url(address, True) as listener:
         second_of_training(run, 1)
         server = MetricsHttpServer(RunMetrics(run.path), listener)
         server.timeout = 0.05

@@ -22,7 +22,7 @@ import ringtap
 from ringtap.analysis.live import otlp
 from ringtap.analysis.live.metrics import RunMetrics
 from ringtap.cli import main
-from ringtap.core.http_listen_address import metrics_end
+from ringtap.core.http_listen_address import listener_or_url
 from tests.unit.agent_processes import RINGTAP, ended, gone
 from tests.unit.live_run import RunWriter, second_of_training
 
@@ -213,7 +213,10 @@ def test_a_collector_that_is_not_there_is_told_and_the_job_goes_on(tmp_path: Pat
     assert done.stderr.count(f"metrics are not taken by {url}/v1/metrics: Connection refused; the next") == 1
 
 
-@pytest.mark.parametrize("address", ["http://", "http://:4318", "http://localhost:x", "https://[::1", "http://a b:1"])
+@pytest.mark.parametrize(
+    "address",
+    ["http://", "http://:4318", "http://localhost:x", "https://[::1", "http://a b:1", "http://me:secret@host"],
+)
 def test_wrong_addresses_are_refused_before_the_job(
     address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,4 +232,4 @@ def test_addresses() -> None:
         ("https://otel.example/", "https://otel.example/v1/metrics"),
         ("http://[::1]:9090/api/v1/otlp/v1/metrics", "http://[::1]:9090/api/v1/otlp/v1/metrics"),
     ):
-        assert metrics_end(address, False) == url
+        assert listener_or_url(address, False) == url

@@ -1,4 +1,4 @@
-"""Sends metrics of a run that is being written to an OpenTelemetry Collector, by OTLP over HTTP, as JSON.
+"""Sends metrics of a run that is being written to an OpenTelemetry Collector, by OTLP over HTTP.
 
 The metrics are those that `ringtap.analysis.live.metrics` serves. Those that have a name in OpenTelemetry's semantic
 conventions have this one; the names of the others are such that Prometheus, which may receive OTLP, has its usual ones.
@@ -21,6 +21,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
 from prometheus_client.core import Metric
 
 import ringtap
@@ -35,6 +41,7 @@ EVERY_MS_VARIABLE, HEADERS_VARIABLE = "OTEL_METRIC_EXPORT_INTERVAL", "OTEL_EXPOR
 _TIMEOUT_S = 3.0
 _TICK_S = 0.2
 _MOST_SHOWN = 200
+_PROTOBUF = "application/x-protobuf"
 _CUMULATIVE = 2  # AGGREGATION_TEMPORALITY_CUMULATIVE
 _UNITS = {"seconds": "s", "bytes": "By"}
 
@@ -57,8 +64,8 @@ _CONVENTIONS = {
 _ATTRIBUTES = {"nic": "network.interface.name"}
 
 
-def request_of(families: Iterable[Metric], run: str, node: str, now_ns: int) -> dict[str, Any]:
-    """Return metrics as OTLP's request, an ``ExportMetricsServiceRequest``.
+def request_of(families: Iterable[Metric], run: str, node: str, now_ns: int) -> ExportMetricsServiceRequest:
+    """Return metrics as OTLP's request.
 
     Args:
         families: the metrics.
@@ -75,7 +82,10 @@ def request_of(families: Iterable[Metric], run: str, node: str, now_ns: int) -> 
             if known is not metric:  # a convention has one name where Prometheus has two
                 known["sum"]["dataPoints"] += metric["sum"]["dataPoints"]
     scope = {"scope": {"name": "ringtap", "version": ringtap.__version__}, "metrics": list(metrics.values())}
-    return {"resourceMetrics": [{"resource": {"attributes": _attributes(resource)}, "scopeMetrics": [scope]}]}
+    own = {"resource": {"attributes": _attributes(resource)}, "scopeMetrics": [scope]}
+    request = ExportMetricsServiceRequest()
+    ParseDict({"resourceMetrics": [own]}, request)
+    return request
 
 
 def _metrics(family: Metric, now_ns: int) -> Iterator[dict[str, Any]]:
@@ -86,13 +96,13 @@ def _metrics(family: Metric, now_ns: int) -> Iterator[dict[str, Any]]:
         labels = {_ATTRIBUTES.get(name, name): text for name, text in sample.labels.items() if text}
         quantile = labels.pop("quantile", None)
         about = _attributes({**labels, **name.attributes})
-        point = points.setdefault(json.dumps(about), {"attributes": about, "timeUnixNano": str(now_ns)})
+        point = points.setdefault(json.dumps(about), {"attributes": about, "timeUnixNano": now_ns})
         if family.type != "summary":
             point["asDouble"] = sample.value
         elif quantile is not None:
             point.setdefault("quantileValues", []).append({"quantile": float(quantile), "value": sample.value})
         elif sample.name.endswith("_count"):
-            point["count"] = str(int(sample.value))
+            point["count"] = int(sample.value)
         else:
             point["sum"] = sample.value
     kind = {"counter": "sum", "gauge": "gauge", "summary": "summary"}[family.type]
@@ -127,7 +137,7 @@ class OtlpSender:
 
     def __init__(self, metrics: RunMetrics, run: Path, node: str, url: str, tell: Callable[[str], None]) -> None:
         self._metrics, self._run, self._node, self._url, self._tell = metrics, run, node, url, tell
-        self._headers = {"Content-Type": "application/json", "User-Agent": f"ringtap/{ringtap.__version__}"}
+        self._headers = {"Content-Type": _PROTOBUF, "User-Agent": f"ringtap/{ringtap.__version__}"}
         for pair in filter(None, os.environ.get(HEADERS_VARIABLE, "").split(",")):
             name, _, value = pair.partition("=")
             self._headers[unquote(name.strip())] = unquote(value.strip())
@@ -157,27 +167,26 @@ class OtlpSender:
         """Return why the metrics were not taken; empty if they were."""
         try:
             request = request_of(self._metrics.collect(), self._run.name, self._node, time.time_ns())
-            body = json.dumps(request).encode()
-            message = urllib.request.Request(self._url, body, self._headers)
+            message = urllib.request.Request(self._url, request.SerializeToString(), self._headers)
             with urllib.request.urlopen(message, timeout=_TIMEOUT_S) as answer:
-                text = answer.read(1 << 16)
+                answered = answer.read(1 << 16)
         except urllib.error.HTTPError as error:
-            answered = one_line(error.read(_MOST_SHOWN).decode(errors="replace")).strip()
-            return f"HTTP {error.code} {error.reason}{f', {answered}' if answered else ''}"
+            is_text = error.headers.get_content_maintype() == "text"
+            text = one_line(error.read(_MOST_SHOWN).decode(errors="replace").strip()) if is_text else ""
+            return f"HTTP {error.code} {error.reason}{f', {text}' if text else ''}"
         except Exception as error:  # such as a run directory that is being deleted
             reason = getattr(error, "reason", None)
             return error_message(reason if isinstance(reason, Exception) else error)
-        return _rejected(text)
+        return _rejected(answered)
 
 
-def _rejected(text: bytes) -> str:
+def _rejected(answered: bytes) -> str:
     """Return how many values a Collector rejected, and why; empty if none."""
     try:
-        rejected = json.loads(text or b"{}").get("partialSuccess") or {}
-        count = int(rejected.get("rejectedDataPoints") or 0)
-    except (ValueError, AttributeError, TypeError):  # an answer in another format says that they were taken
+        rejected = ExportMetricsServiceResponse.FromString(answered).partial_success
+    except DecodeError:  # an answer in another format says that they were taken
         return ""
-    about = one_line(str(rejected.get("errorMessage") or ""))[:_MOST_SHOWN]
+    count, about = rejected.rejected_data_points, one_line(rejected.error_message)[:_MOST_SHOWN]
     return f"{count} values are rejected{f', {about}' if about else ''}" if count else ""
 
 

@@ -67,8 +67,9 @@ def listener_or_url(address: str, is_public: bool) -> socket.socket | str:
     Raises:
         UsageError: as `listen`, a URL that cannot be used, or a package is missing.
     """
-    require("--metrics", ["prometheus_client"])
-    if not address.startswith(("http://", "https://")):
+    is_url = address.startswith(("http://", "https://"))
+    require("--metrics", ["prometheus_client", *(["opentelemetry.proto"] if is_url else [])])
+    if not is_url:
         return listen("--metrics", address, "--metrics-public", is_public)
     if is_public:
         raise UsageError("--metrics-public is for metrics that are served, and these are sent: leave it out")

@@ -27,7 +27,7 @@ EXTRAS = {
     **dict.fromkeys(("psutil", "pyroute2", "tomli"), ""),
     **dict.fromkeys(("dpkt", "scapy"), "packets"),
     **dict.fromkeys(("torchvision", "transformers"), "models"),
-    "prometheus_client": "metrics",
+    **dict.fromkeys(("opentelemetry", "prometheus_client"), "metrics"),
     "crc32c": "tensorboard",
     "duckdb": "duckdb",
     "perfetto": "perfetto",
@@ -81,10 +81,16 @@ def lacking(what: str, packages: Iterable[str]) -> str:
         what: what needs them.
         packages: names to import, all of one extra.
     """
-    missing = [name for name in packages if find_spec(name) is None]
+    missing = [name for name in packages if not _is_installed(name)]
     if not missing:
         return ""
-    return f"{what} needs {' and '.join(missing)}, not installed here: {install_command(EXTRAS[missing[0]])}"
+    extra = EXTRAS[missing[0].partition(".")[0]]
+    return f"{what} needs {' and '.join(missing)}, not installed here: {install_command(extra)}"
+
+
+def _is_installed(name: str) -> bool:
+    parts = name.split(".")  # a name within a package that is not installed cannot be looked for
+    return all(find_spec(".".join(parts[: count + 1])) is not None for count in range(len(parts)))
 
 
 def require(what: str, packages: Iterable[str]) -> None:

@@ -251,6 +251,8 @@ def test_a_missing_package_is_said_before_the_job(
     monkeypatch.setattr("ringtap.core.installation.find_spec", lambda _: None)
     assert main(["run", "--metrics", ":0", "--", "touch", str(tmp_path / "began")]) == 2
     assert re.search(r"--metrics needs prometheus_client, not installed here: .*\[metrics\]", capsys.readouterr().err)
+    assert main(["run", "--metrics", "http://localhost:4318", "--", "touch", str(tmp_path / "began")]) == 2
+    assert "--metrics needs prometheus_client and opentelemetry.proto, not installed" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

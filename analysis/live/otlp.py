@@ -33,7 +33,7 @@ import ringtap
 from ringtap.analysis.live.follow_run import lower_priority
 from ringtap.analysis.live.metrics import FRESH_S, RunMetrics
 from ringtap.core.errors import error_message
-from ringtap.core.terminal_escaping import one_line
+from ringtap.core.terminal_escaping import as_command, one_line
 
 EVERY_S = 10.0
 # OpenTelemetry's own variables
@@ -190,8 +190,9 @@ def _rejected(answered: bytes) -> str:
     return f"{count} values are rejected{f', {about}' if about else ''}" if count else ""
 
 
-def main(run: str, node: str, url: str, parent: str) -> None:
+def main() -> int:
     """Send a node's metrics until the parent process has ended, or asks for the end."""
+    run, node, url, parent = sys.argv[1:]
     lower_priority()
     end = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: end.set())
@@ -202,7 +203,8 @@ def main(run: str, node: str, url: str, parent: str) -> None:
 
     sender = OtlpSender(RunMetrics(path, node), path, node, url, tell)
     sender.send_until(lambda: end.is_set() or os.getppid() != int(parent))
+    return 0
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(as_command(main))

@@ -345,7 +345,7 @@ def judged(
         "affected_s": while_s,
         "affected_share": cost_s * len(measured) / len(affected_s) / while_s if affected_s else 0.0,
         "is_known": is_known,
-        "faults": [(one_s, one_s / mean_s, sum(cause["seconds"] for cause in named_)) for one_s, named_ in faults],
+        "faults": [(own_s, own_s / mean_s, sum(cause["seconds"] for cause in mine)) for own_s, mine in faults],
         "right": [cause["name"] for cause in right],
         "wrong": [cause["name"] for cause in causes if cause not in right],
         "found_s": sum(cause["seconds"] for cause in right),
@@ -458,15 +458,7 @@ def main() -> int:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return precision and recall by kind as a Markdown table."""
-    heads = [
-        "kind",
-        "jobs",
-        "named of ≥ 10 %",
-        "named of 3 to 10 %",
-        "costs no more than chance",
-        "cannot tell",
-        "wrong",
-    ]
+    heads = ["kind", "jobs", "named of ≥ 10 %", "named of 3 to 10 %", "no cost beyond chance", "cannot tell", "wrong"]
     heads += ["error of the cost (median)", "begin or end in its interval", "iterations of an interval (median)"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     wrong = Counter(name for row in rows for name in row["wrong"])
@@ -482,10 +474,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         open_ = sum(not row["right"] and (kind in row["unknown"] or bool(row["why"])) for row in mine)
         within, widths = ([one for row in mine for one in row.get(name, ())] for name in ("is_within", "widths"))
         when = f"{sum(within)} of {len(within)} | {statistics.median(widths):.1f}" if widths else "- | -"
-        chance = sum(not row["is_known"] for row in mine)
-        lines.append(
-            f"| {kind} | {len(mine)} | {' | '.join(cells)} | {chance} | {open_} | {false} | {error} | {when} |"
-        )
+        cells.append(str(sum(not row["is_known"] for row in mine)))
+        lines.append(f"| {kind} | {len(mine)} | {' | '.join(cells)} | {open_} | {false} | {error} | {when} |")
     return "\n".join([*lines, f"wrong: {dict(wrong)}"])
 
 

@@ -93,7 +93,7 @@ def _metrics(family: Metric, now_ns: int) -> Iterator[dict[str, Any]]:
     name = _CONVENTIONS.get(family.name) or _name_of(family.name)
     points: dict[str, dict[str, Any]] = {}
     for sample in family.samples:
-        labels = {_ATTRIBUTES.get(name, name): text for name, text in sample.labels.items() if text}
+        labels = {_ATTRIBUTES.get(label, label): text for label, text in sample.labels.items() if text}
         quantile = labels.pop("quantile", None)
         about = _attributes({**labels, **name.attributes})
         point = points.setdefault(json.dumps(about), {"attributes": about, "timeUnixNano": now_ns})
@@ -171,8 +171,9 @@ class OtlpSender:
             with urllib.request.urlopen(message, timeout=_TIMEOUT_S) as answer:
                 answered = answer.read(1 << 16)
         except urllib.error.HTTPError as error:
-            is_text = error.headers.get_content_maintype() == "text"
-            text = one_line(error.read(_MOST_SHOWN).decode(errors="replace").strip()) if is_text else ""
+            with error:
+                is_text = error.headers.get_content_maintype() == "text"
+                text = one_line(error.read(_MOST_SHOWN).decode(errors="replace").strip()) if is_text else ""
             return f"HTTP {error.code} {error.reason}{f', {text}' if text else ''}"
         except Exception as error:  # such as a run directory that is being deleted
             reason = getattr(error, "reason", None)

@@ -293,8 +293,9 @@ def test_a_job_is_served_and_equals_its_analysis(tmp_path: Path, capsys: pytest.
 
         found = wait_for(whole, 60)
         assert "text/plain" in get(url, "")[1]
-        with pytest.raises(urllib.error.HTTPError, match="404"):
+        with pytest.raises(urllib.error.HTTPError, match="404") as refused:
             get(url.removesuffix("metrics"))
+        refused.value.close()
         began = tmp_path / "began"
         assert main(["run", "--metrics", url.split("/")[2], "--", "touch", str(began)]) == 2
         assert "cannot be used: Address already in use" in capsys.readouterr().err

@@ -391,7 +391,7 @@ def test_wrong_tables(content: bytes | None, words: str, tmp_path: Path, capsys:
         ("--tensors t.csv --capacity 1gbit --collective rings", "did you mean 'ring'?"),
         ("--tensors t.csv --capacity 1gbit --collective ring", "a ring needs --workers N, from 2 to"),
         ("--tensors t.csv --capacity 1gbit --workers 1", "a ring needs --workers N, from 2 to"),
-        ("--tensors t.csv --capacity 1gbit --latency -1s", "expected one argument"),
+        ("--tensors t.csv --capacity 1gbit --latency=-1s", "--latency '-1s' is not understood"),
         ("--tensors t.csv --capacity 1gbit --loads 0:1:0.1", "has loads outside 0 to 0.99"),
         ("missing --capacity 1gbit", "is not a directory"),
     ],

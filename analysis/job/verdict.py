@@ -45,7 +45,7 @@ _PARTS = {
     OTHER_TRAFFIC: "waiting for other traffic",
     LOSS: "waiting for lost segments",
     SLOW_LINK: "waiting for a slow interface",
-    UNUSED_INTERFACE: "waiting for an interface, although a faster one is not used",
+    UNUSED_INTERFACE: "waiting for an interface while a faster one is not used",
     BUFFERS: "waiting for room in socket buffers",
     SLOWER_NETWORK: "a network that was slower for a while, cause not known",
     NETWORK_STALL: "stalls of the network, cause not known",

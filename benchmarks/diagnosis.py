@@ -435,6 +435,8 @@ def main() -> int:
                     continue
                 folder = options.folder / f"{seed}-{number}"
                 item["times"] = options.times
+                if options.quick and item["iterations"] > 100:
+                    item |= {"affected": (25, 65), "iterations": 100}
                 case = Case(testbed, spec, item, folder)
                 seconds = case.run()
                 if kind == "healthy" and not item["uneven"]:

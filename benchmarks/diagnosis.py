@@ -305,7 +305,8 @@ class Case:
         for name, command in ((to, ["serve", "--bind", end]), (host, ["send", plan])):
             if name == host:
                 command += ["--source", self._spec.cross_ip(host)]
-                while not on(self._spec, to, "ss", "-Htln", "sport = :5001"):
+                deadline_s = time.monotonic() + LIMIT_S
+                while not on(self._spec, to, "ss", "-Htln", "sport = :5001") and time.monotonic() < deadline_s:
                     time.sleep(0.02)
             words = self._testbed.command(name, *RINGTAP, "traffic", *map(str, command))
             self._others.append(

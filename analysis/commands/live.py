@@ -109,7 +109,7 @@ def _send_metrics(run: Path, url: str) -> int:
 
     lower_priority()
     metrics = RunMetrics(path)
-    sender = OtlpSender(metrics, path, "", url, lambda text: print(text, file=sys.stderr, flush=True))
+    sender = OtlpSender(metrics, path, "", url)
     print(f"Metrics to {url} every {sender.every_s:g} s", flush=True)
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends it
         sender.send_until(lambda: not metrics.is_running())

@@ -205,10 +205,9 @@ class NetworkRecords:
             slowest = min(self.interfaces, key=attrgetter("capacity_bps"))
             rates = {"rate_bps": slowest.capacity_bps, "usual_bps": _usual_bps(self.interfaces)}
             return rates | {"node": slowest.node, "nic": slowest.nic}
-        if name == UNUSED_INTERFACE and self.unused:
-            longest = max(self.interfaces, key=attrgetter("seconds"))
-            rates = {"rate_bps": longest.capacity_bps, "usual_bps": self.unused.capacity_bps}
-            return rates | {"node": longest.node, "nic": longest.nic, "faster_nic": self.unused.nic}
+        if name == UNUSED_INTERFACE and self.unused and self.line:
+            rates = {"rate_bps": self.line["capacity_bps"], "usual_bps": self.unused.capacity_bps}
+            return rates | {"node": self.line["node"], "nic": self.line["nic"], "faster_nic": self.unused.nic}
         if name == BUFFERS and self.full_buffers:
             _, source, destination, is_receiver = self.full_buffers
             return {"source": source, "destination": destination, "node": destination if is_receiver else source}

@@ -8,6 +8,7 @@ conventions have this one; the names of the others are such that Prometheus, whi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -39,7 +40,7 @@ EVERY_S = 10.0
 # OpenTelemetry's own variables
 EVERY_MS_VARIABLE, HEADERS_VARIABLE = "OTEL_METRIC_EXPORT_INTERVAL", "OTEL_EXPORTER_OTLP_HEADERS"
 _TIMEOUT_S = 3.0
-_TICK_S = 0.2
+_TICK_S = 0.5
 _MOST_SHOWN = 200
 _PROTOBUF = "application/x-protobuf"
 _CUMULATIVE = 2  # AGGREGATION_TEMPORALITY_CUMULATIVE
@@ -132,11 +133,10 @@ class OtlpSender:
         run: the run directory.
         node: the only node whose metrics these are; empty: all.
         url: the address to which they are sent, with a path.
-        tell: prints a line for the user.
     """
 
-    def __init__(self, metrics: RunMetrics, run: Path, node: str, url: str, tell: Callable[[str], None]) -> None:
-        self._metrics, self._run, self._node, self._url, self._tell = metrics, run, node, url, tell
+    def __init__(self, metrics: RunMetrics, run: Path, node: str, url: str) -> None:
+        self._metrics, self._run, self._node, self._url = metrics, run, node, url
         self._headers = {"Content-Type": _PROTOBUF, "User-Agent": f"ringtap/{ringtap.__version__}"}
         for pair in filter(None, os.environ.get(HEADERS_VARIABLE, "").split(",")):
             name, _, value = pair.partition("=")
@@ -146,10 +146,12 @@ class OtlpSender:
         self._why = ""
 
     def send(self) -> None:
-        """Send the metrics once; a failure is told unless the one before had the same reason."""
+        """Send the metrics once; a failure is printed unless the one before had the same reason."""
         why = self._send()
         if why and why != self._why:
-            self._tell(f"ringtap: metrics are not taken by {self._url}: {why}; the next ones are sent all the same")
+            text = f"ringtap: metrics are not taken by {self._url}: {why}; the next ones are sent all the same"
+            with contextlib.suppress(OSError):  # a closed terminal is ignored
+                print(text, file=sys.stderr, flush=True)
         self._why = why
 
     def send_until(self, is_over: Callable[[], bool]) -> None:
@@ -197,12 +199,7 @@ def main() -> int:
     lower_priority()
     end = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: end.set())
-    path = Path(run)
-
-    def tell(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    sender = OtlpSender(RunMetrics(path, node), path, node, url, tell)
+    sender = OtlpSender(RunMetrics(Path(run), node), Path(run), node, url)
     sender.send_until(lambda: end.is_set() or os.getppid() != int(parent))
     return 0
 
